@@ -1,0 +1,1 @@
+"""Installs, verifies and removes a series of patches on GPU hosts."""

@@ -1,0 +1,134 @@
+"""The ways in which this program fails, and the exit code of each.
+
+Every expected failure is one of these: what went wrong, where, and what to do
+next. They are turned into text and an exit code in one place, ``cli.main``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+
+class DdtreePatchError(Exception):
+    """An expected failure.
+
+    what: one sentence that names the failure.
+    where: the host, file or command that it concerns.
+    next_step: what the operator can do about it.
+    detail: more lines for those who want them (a log's end, a diff).
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", next_step: str = "", detail: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.next_step = next_step
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+    def as_dict(self) -> dict[str, Any]:
+        """The failure as plain data, for ``--json``."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "where": self.where,
+            "next": self.next_step,
+            "detail": self.detail,
+            "exit_code": self.exit_code,
+        }
+
+
+class UsageProblem(DdtreePatchError):
+    """The command line or a settings file asks for something that makes no sense."""
+
+    exit_code = 2
+
+
+class HostUnreachable(DdtreePatchError):
+    """No connection to the host, or it broke."""
+
+    exit_code = 3
+
+
+class HostKeyProblem(HostUnreachable):
+    """The host's key is unknown, changed or revoked."""
+
+
+class AuthenticationProblem(HostUnreachable):
+    """The host, or sudo on it, does not let us in."""
+
+
+class Conflict(DdtreePatchError):
+    """What is installed and what the series expects do not go together. Nothing was written."""
+
+    exit_code = 4
+
+
+class UnsupportedVersion(Conflict):
+    """No series is made for the installed version."""
+
+
+class Drift(Conflict):
+    """An installed file is neither pristine nor in a state that the series knows."""
+
+
+class SeriesProblem(Conflict):
+    """A patch or a series.toml is corrupt or contradicts itself."""
+
+
+class NoInstallation(Conflict):
+    """The package, its interpreter or its directory is not where it was looked for."""
+
+
+class KernelProblem(DdtreePatchError):
+    """The sampling kernel is missing, does not load, or gives a wrong result."""
+
+    exit_code = 5
+
+
+class NotReady(DdtreePatchError):
+    """The service did not come back in time; the old state was put back."""
+
+    exit_code = 6
+
+
+class SmokeFailed(DdtreePatchError):
+    """The smoke suite failed; the old state was put back."""
+
+    exit_code = 7
+
+
+class RollbackFailed(DdtreePatchError):
+    """The old state could not be put back. ``commands`` are what an operator must run by hand."""
+
+    exit_code = 8
+
+    def __init__(self, what: str, *, commands: Sequence[str] = (), where: str = "", next_step: str = "",
+                 detail: str = "") -> None:
+        super().__init__(what, where=where, next_step=next_step, detail=detail)
+        self.commands = list(commands)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "commands": self.commands}
+
+
+class Locked(DdtreePatchError):
+    """Someone else is changing this installation."""
+
+    exit_code = 9
+
+
+class MixedOutcome(DdtreePatchError):
+    """Several hosts, and they did not all end the same way."""
+
+    exit_code = 10
+
+
+class Interrupted(DdtreePatchError):
+    """The operator stopped the command. The hosts are consistent."""
+
+    exit_code = 130
