@@ -45,7 +45,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """Where the server answers, as seen from its own host. `port` None: the port on the serving process's command line."""
+    """Where the server answers, as seen from its own host. `port` None: as on the serving process's command line."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -122,7 +122,9 @@ class Config:
         chosen: dict[str, HostSettings] = {}
         for name in names:
             if not name or name.startswith("-"):
-                raise UsageProblem(f"{name!r} is not a host name", where="--host", next_step="give a name from hosts.toml, or an address")
+                raise UsageProblem(
+                    f"{name!r} is not a host name", where="--host", next_step="an address or a name from hosts.toml"
+                )
             members = [host for host in self.hosts.values() if host.group == name]
             if name in self.hosts:
                 members = [self.hosts[name]]
@@ -154,9 +156,13 @@ def _read(path: Path) -> Config:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageProblem(f"cannot read the hosts file: {error.strerror}", where=str(path), next_step="check --config") from error
+        raise UsageProblem(
+            f"cannot read the hosts file: {error.strerror}", where=str(path), next_step="check --config"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"not a TOML file: {error}", where=str(path), next_step="correct the file at that place") from error
+        raise UsageProblem(
+            f"not a TOML file: {error}", where=str(path), next_step="correct the file at that place"
+        ) from error
     for key in document:
         if key not in ("defaults", "hosts"):
             raise _refuse(path, key, "unknown table; the file has [defaults] and [hosts.NAME]")
@@ -175,7 +181,7 @@ def _read(path: Path) -> Config:
         hosts[name] = host if host.local or host.address else dataclasses.replace(host, address=name)
     for host in hosts.values():
         if host.group in hosts:
-            raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a host already; a group needs a name of its own")
+            raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a host already")
         if host.venv and host.site_packages:
             raise _refuse(path, f"hosts.{host.name}", "venv and site_packages exclude each other")
     return Config(hosts=hosts, defaults=defaults, source=path)
@@ -237,7 +243,7 @@ def _flags(value: Any, name: str, path: Path) -> dict[str, str | bool]:
         if not flag.startswith("--"):
             raise _refuse(path, f"{name}.{flag}", "a flag of the server starts with --")
         if not isinstance(setting, (str, bool, int, float)):
-            raise _refuse(path, f"{name}.{flag}", "must be a string, a number, true (flag without value) or false (flag taken off)")
+            raise _refuse(path, f"{name}.{flag}", "must be a string, number, true (bare flag) or false (flag off)")
         flags[flag] = setting if isinstance(setting, bool) else str(setting)
     return flags
 
@@ -254,7 +260,7 @@ def _check(built: Any, where: str, path: Path) -> None:
     if needed and not getattr(built, needed) and where.startswith("hosts."):
         raise _refuse(path, f"{where}.{needed}", f"kind = {built.kind!r} needs this key")
     if built.args and built.kind != "process":
-        raise _refuse(path, f"{where}.args", "only kind = 'process' can set flags; for others put them where the service is defined")
+        raise _refuse(path, f"{where}.args", "only kind = 'process' sets flags; put them where the service is defined")
 
 
 def _table(value: Any, name: str, path: Path) -> Mapping[str, Any]:
