@@ -1,0 +1,307 @@
+"""A git work tree of a pristine release and our changes to it, and the series that is exported from it.
+
+The tag ``pristine`` marks the untouched release; each commit after it becomes one patch.  A commit's subject is the
+patch's name, its body says in one line what it is for, and a trailer ``Stage: NAME`` says to which stage it belongs.
+git's own settings, of the user and of the machine, have no influence on what is written.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomlkit
+
+from patcher import udiff
+from patcher.errors import SeriesProblem, UsageProblem
+
+BASE = "pristine"
+ABSENT = "absent"
+PATCH_FILE = re.compile(r"\d{4}-[a-z0-9][a-z0-9-]*\.patch")
+PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+DEFAULT_STAGES = {
+    "ddtree": "adds DDTree speculative decoding with greedy verification to stock SGLang",
+    "temperature": "makes DDTree sample: exact verification at temperatures above 0",
+}
+DEFAULT_OPS = ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob")
+DIFF_OPTIONS = (
+    "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index", "--unified=3",
+    "--diff-algorithm=myers", "--no-indent-heuristic", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit that becomes a patch; ``changed`` maps each path to its (old, new) bytes, None where absent."""
+
+    name: str
+    stage: str
+    purpose: str
+    diff: bytes
+    changed: dict[str, tuple[bytes | None, bytes | None]]
+
+
+def download_wheel(package: str, version: str, directory: Path) -> Path:
+    """Fetch the release's wheel with pip; raises UsageProblem with pip's words if there is none."""
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.11",
+        "--implementation", "cp", "--platform", "manylinux_2_34_x86_64", "--platform", "manylinux2014_x86_64",
+        "--dest", str(directory), f"{package}=={version}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(directory.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise UsageProblem(
+            f"pip could not fetch {package} {version}",
+            next_step="Check the version, or give the wheel with --wheel FILE.",
+            detail=done.stderr,
+        )
+    return wheels[0]
+
+
+def init(work: Path, wheel: Path, package: str, version: str, series_dir: Path) -> int:
+    """Make the work tree ``work`` from the wheel and replay the series, if there is one; returns how many patches.
+
+    Raises UsageProblem if ``work`` is not empty or the wheel is another one, Conflict if a patch does not fit.
+    """
+    if work.exists() and any(work.iterdir()):
+        raise UsageProblem("the work tree's directory is not empty", where=str(work), next_step="Name another one.")
+    work.mkdir(parents=True, exist_ok=True)
+    _unpack(wheel, package, version, work)
+    _git(work, "init", "--quiet", "--object-format=sha1", "--initial-branch=series")
+    for key, value in (("core.autocrlf", "false"), ("core.filemode", "true"), ("core.symlinks", "true")):
+        _git(work, "config", key, value)
+    (work / ".git/info/exclude").write_text("__pycache__/\n*.pyc\n")
+    _commit(work, f"{package} {version}, pristine")
+    _git(work, "tag", BASE)
+    if not (series_dir / "series.toml").exists():
+        return 0
+    patches = _read_settings(series_dir).get("patches", [])
+    for entry in patches:
+        raw = (series_dir / entry["file"]).read_bytes()
+        for patch in udiff.parse(raw, entry["file"]):
+            target = work / patch.path
+            new = udiff.apply(patch, target.read_bytes() if target.exists() else None)
+            if new is None:
+                target.unlink()
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(new)
+        name = entry["file"].removesuffix(".patch")[5:]
+        _commit(work, f"{name}\n\n{entry['purpose']}\n\nStage: {entry['stage']}\n")
+    return len(patches)
+
+
+def export(work: Path, package: str, version: str, series_dir: Path) -> list[str]:
+    """Write the commits after the tag as patches and series.toml; returns the names of the patch files.
+
+    Raises SeriesProblem for a commit that is no patch, UsageProblem for a work tree with changes that are not committed.
+    """
+    if _git(work, "status", "--porcelain").strip():
+        raise UsageProblem("the work tree has changes that are not committed", where=str(work), next_step="Commit them.")
+    hashes = _git(work, "rev-list", "--reverse", f"{BASE}..HEAD").decode().split()
+    if not hashes:
+        raise SeriesProblem("no commit after the pristine one", where=str(work), next_step="Commit a change first.")
+    settings = _read_settings(series_dir) if (series_dir / "series.toml").exists() else {}
+    stages = {stage["name"]: stage["purpose"] for stage in settings.get("stages", [])}
+    stages |= {name: purpose for name, purpose in DEFAULT_STAGES.items() if name not in stages}
+    commits = [_read_commit(work, commit, package, list(stages)) for commit in hashes]
+    _check_order(commits, list(stages))
+    files = {f"{number:04}-{commit.name}.patch": _patch_text(commit) for number, commit in enumerate(commits, 1)}
+    used = [name for name in stages if any(commit.stage == name for commit in commits)]
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Written by scripts/refresh_series.py from a git work tree. Do not edit hashes by hand."))
+    document["name"] = f"{package}-{version}"
+    document["package"] = package
+    document["versions"] = settings.get("versions", [version])
+    document["ops"] = list(settings.get("ops", DEFAULT_OPS))
+    document["stages"] = _tables({"name": name, "purpose": stages[name]} for name in used)
+    document["patches"] = _tables(
+        {"file": file, "stage": commit.stage, "purpose": commit.purpose, "sha256": _sha256(text)}
+        for commit, (file, text) in zip(commits, files.items(), strict=True)
+    )
+    document["files"] = _states(commits, used)
+    series_dir.mkdir(parents=True, exist_ok=True)
+    for old in series_dir.iterdir():
+        if PATCH_FILE.fullmatch(old.name) and old.name not in files:
+            old.unlink()
+    for file, text in files.items():
+        (series_dir / file).write_bytes(text)
+    (series_dir / "series.toml").write_bytes(tomlkit.dumps(document).encode())
+    return list(files)
+
+
+def _unpack(wheel: Path, package: str, version: str, work: Path) -> None:
+    """The package's files from the wheel, each checked against the wheel's own RECORD."""
+    prefix = f"{package}/"
+    record_name = f"{package}-{version}.dist-info/RECORD"
+    with zipfile.ZipFile(wheel) as archive:
+        if record_name not in archive.namelist():
+            raise UsageProblem(f"not the wheel of {package} {version}", where=str(wheel), next_step="Give the right one.")
+        rows = csv.reader(archive.read(record_name).decode().splitlines())
+        recorded = {row[0]: row[1] for row in rows}
+        for name in archive.namelist():
+            if not name.startswith(prefix) or name.endswith("/"):
+                continue
+            data = archive.read(name)
+            digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            if recorded.get(name) != f"sha256={digest}":
+                raise UsageProblem(f"{name} is not what the wheel's RECORD says", where=str(wheel), next_step="Fetch it anew.")
+            target = work / name
+            if not target.resolve().is_relative_to(work.resolve()):
+                raise UsageProblem(f"{name} leads out of the wheel", where=str(wheel), next_step="Fetch it anew.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+
+def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Commit:
+    message = _git(work, "log", "-1", "--format=%B", commit).decode()
+    subject, _, rest = message.strip().partition("\n")
+    where = f"commit {commit[:10]} ({subject})"
+    if len(_git(work, "rev-list", "--parents", "-1", commit).split()) != 2:
+        raise SeriesProblem("a merge is no patch", where=where, next_step="Make the history a line: git rebase.")
+    if not PATCH_NAME.fullmatch(subject):
+        raise SeriesProblem(
+            "the subject is not a name of small letters, digits and dashes", where=where, next_step="Reword the commit."
+        )
+    found = re.findall(r"^Stage: *(\S+) *$", rest, re.MULTILINE)
+    if len(found) != 1 or found[0] not in stages:
+        raise SeriesProblem(
+            f"the commit needs one trailer 'Stage: NAME', of {', '.join(stages)}", where=where, next_step="Reword the commit."
+        )
+    body = re.sub(r"^[A-Z][A-Za-z-]+: .*$", "", rest, flags=re.MULTILINE).strip()
+    purpose = " ".join(body.split("\n\n")[0].split())
+    if not purpose:
+        raise SeriesProblem("the body does not say what the patch is for", where=where, next_step="Reword the commit.")
+    changed = _changes(work, commit, package, where)
+    # "commit^ commit" and not "commit": the latter would print the commit's id in front of the diff.
+    diff = _git(work, "diff-tree", "-r", "-p", *DIFF_OPTIONS, f"{commit}^", commit)
+    for patch in udiff.parse(diff, where):
+        old, new = changed[patch.path]
+        if udiff.apply(patch, old) != new:
+            raise SeriesProblem(f"the diff of {patch.path} does not produce the file", where=where)
+    return Commit(subject, found[0], purpose, diff, changed)
+
+
+def _changes(work: Path, commit: str, package: str, where: str) -> dict[str, tuple[bytes | None, bytes | None]]:
+    raw = _git(work, "diff-tree", "-r", "-z", "-M", "--raw", "--no-abbrev", f"{commit}^", commit)
+    fields = iter(raw.decode().split("\0")[:-1])
+    changed = {}
+    for field in fields:
+        old_mode, new_mode, old_blob, new_blob, status = field.removeprefix(":").split()
+        path = next(fields)
+        modes = {mode for mode in (old_mode, new_mode) if mode != "000000"}
+        if status not in ("A", "D", "M") or len(modes) != 1 or (status != "M" and modes != {"100644"}):
+            raise SeriesProblem(
+                f"{path}: only plain text files may be added, changed or removed (git says {field})",
+                where=where,
+                next_step="Leave renames, links, modes and submodules out of the commit.",
+            )
+        if not path.startswith(f"{package}/"):
+            raise SeriesProblem(f"{path} is outside of the package {package}", where=where, next_step="Leave it out.")
+        changed[path] = (_blob(work, old_blob), _blob(work, new_blob))
+        if any(data and b"\0" in data for data in changed[path]):
+            raise SeriesProblem(f"{path} is a binary file", where=where, next_step="Leave it out of the commit.")
+    if not changed:
+        raise SeriesProblem("the commit changes nothing", where=where, next_step="Drop it.")
+    return changed
+
+
+def _check_order(commits: list[Commit], stages: list[str]) -> None:
+    for before, after in zip(commits, commits[1:], strict=False):
+        if stages.index(after.stage) < stages.index(before.stage):
+            raise SeriesProblem(
+                f"{after.name} is of stage {after.stage}, but follows {before.name} of stage {before.stage}",
+                where="series",
+                next_step=f"Reorder the commits: {', then '.join(stages)}.",
+            )
+    names = [commit.name for commit in commits]
+    if len(set(names)) != len(names):
+        raise SeriesProblem("two commits have the same subject", where="series", next_step="Reword one of them.")
+
+
+def _patch_text(commit: Commit) -> bytes:
+    return f"{commit.name}\n\n{commit.purpose}\n\nStage: {commit.stage}\n\n".encode() + commit.diff
+
+
+def _states(commits: list[Commit], stages: list[str]) -> tomlkit.items.Table:
+    """For each path its sha256 pristine and after each stage."""
+    first: dict[str, bytes | None] = {}
+    for commit in commits:
+        for path, (old, _) in commit.changed.items():
+            first.setdefault(path, old)
+    now = dict(first)
+    rows = {path: {BASE: _sha256_or_absent(data)} for path, data in sorted(first.items())}
+    for stage in stages:
+        for commit in commits:
+            if commit.stage == stage:
+                now |= {path: new for path, (_, new) in commit.changed.items()}
+        for path, row in rows.items():
+            row[stage] = _sha256_or_absent(now[path])
+    table = tomlkit.table(is_super_table=True)
+    for path, row in rows.items():
+        inner = tomlkit.table()
+        inner.update(row)
+        table[path] = inner
+    return table
+
+
+def _tables(rows) -> tomlkit.items.AoT:
+    array = tomlkit.aot()
+    for row in rows:
+        table = tomlkit.table()
+        table.update(row)
+        array.append(table)
+    return array
+
+
+def _read_settings(series_dir: Path) -> dict:
+    path = series_dir / "series.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SeriesProblem(f"not valid TOML: {error}", where=str(path), next_step="Restore the file.") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sha256_or_absent(data: bytes | None) -> str:
+    return ABSENT if data is None else _sha256(data)
+
+
+def _blob(work: Path, blob: str) -> bytes | None:
+    return _git(work, "cat-file", "blob", blob) if blob.strip("0") else None
+
+
+def _commit(work: Path, message: str) -> None:
+    # --force: the release may hold files that its own .gitignore names.
+    _git(work, "add", "--all", "--force", ".")
+    who = ("-c", "user.name=ddtree-patch", "-c", "user.email=ddtree-patch@localhost")
+    _git(work, *who, "commit", "--quiet", "--no-verify", "--allow-empty", "--file=-", input=message.encode())
+
+
+def _git(work: Path, *arguments: str, input: bytes = b"") -> bytes:
+    """Run git on the work tree without the user's and the machine's settings; raises UsageProblem with git's words."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
+    done = subprocess.run(
+        ["git", "-C", str(work), *arguments], input=input, capture_output=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise UsageProblem(
+            f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}",
+            where=str(work),
+            next_step="Make the work tree with --init.",
+        )
+    return done.stdout
