@@ -1,0 +1,174 @@
+"""An Outcome as text (rich), as one JSON document, or as JUnit XML.
+
+Whatever comes from a host is printed as text, never as markup. Without a terminal the output is plain ASCII, so that
+it survives any log collector.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from patcher.errors import DdtreePatchError, RollbackFailed
+from patcher.result import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
+
+_STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
+_PLAIN_WIDTH = 160
+
+
+def console_for(stream: IO[str]) -> Console:
+    """A console that writes to `stream`: colours on a terminal, wide plain text otherwise."""
+    if stream.isatty():
+        return Console(file=stream, highlight=False, markup=False)
+    return Console(file=stream, highlight=False, markup=False, color_system=None, width=_PLAIN_WIDTH)
+
+
+def to_json(outcome: Outcome) -> str:
+    """One JSON document. ASCII only: lone surrogates of odd file names stay representable."""
+    return json.dumps(outcome.as_dict(), indent=2)
+
+
+def error_to_json(error: DdtreePatchError, command: str) -> str:
+    """The JSON document of a command that failed before it had a result."""
+    document = {"ok": False, "command": command, "exit_code": error.exit_code, "hosts": [], "error": error.as_dict()}
+    return json.dumps(document, indent=2)
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    """The result for a reader: per host its summary, findings and what was not done. Failures: see print_error."""
+    if "series" in outcome.data:
+        _print_rows(console, ("series", "package", "versions", "stages", "patches", "files"), [
+            (s["name"], s["package"], ", ".join(s["versions"]), ", ".join(stage["name"] for stage in s["stages"]),
+             len(s["patches"]), len(s["files"])) for s in outcome.data["series"]
+        ])
+    for host in outcome.hosts:
+        _print_host(host, console, many=len(outcome.hosts) > 1)
+
+
+def print_error(error: DdtreePatchError, console: Console) -> None:
+    """What failed, where, and what to do next; the commands of a failed rollback stand alone, ready to copy."""
+    console.print(plain_text(f"error: {error.what}", "bold red", console))
+    for label, value in (("where", error.where), ("next", error.next_step)):
+        if value:
+            console.print(plain_text(f"  {label}: {value}", "", console))
+    if error.detail:
+        console.print(plain_text(_indent(error.detail), "dim", console))
+    if isinstance(error, RollbackFailed):
+        for command in error.commands:
+            console.print(plain_text(f"    {command}", "bold", console), soft_wrap=True)
+
+
+def to_junit(outcome: Outcome) -> bytes:
+    """One test suite a host, one test case a check (a step, where the command has no checks)."""
+    root = ET.Element("testsuites", name=f"ddtree-patch {outcome.command}")
+    for host in outcome.hosts:
+        cases = host.data.get("checks") or [
+            {"name": s.name, "passed": s.state != FAILED, "detail": s.detail, "seconds": s.seconds} for s in host.steps
+        ]
+        failed = sum(not case["passed"] for case in cases)
+        broke = host.error is not None and not failed
+        suite = ET.SubElement(root, "testsuite", name=host.host, tests=str(len(cases) + broke),
+                              failures=str(failed), errors=str(int(broke)))
+        for case in cases:
+            element = ET.SubElement(suite, "testcase", classname=f"{outcome.command}.{host.host}", name=case["name"],
+                                    time=f"{case.get('seconds', 0.0):.3f}")
+            if not case["passed"]:
+                ET.SubElement(element, "failure", message=_xml_safe(case["detail"]))
+        if broke:
+            element = ET.SubElement(suite, "testcase", classname=f"{outcome.command}.{host.host}", name=outcome.command)
+            ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
+    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def _print_host(host: HostResult, console: Console, many: bool) -> None:
+    if many:
+        console.rule(plain_text(host.host, "bold", console), characters="-", align="left")
+    data = host.data
+    if data.get("facts"):
+        _print_rows(console, None, [(f"{name}:", value) for name, value in data["facts"].items()])
+    if data.get("plan"):
+        _print_rows(console, ("file", "action", "before", "after"), [
+            (a["path"], a["kind"], _short(a["before"]), _short(a["after"])) for a in data["plan"]["actions"]
+        ])
+    if data.get("files"):
+        _print_rows(console, ("file", "state", "sha256"), [
+            (f["path"], f["state"], _short(f["sha256"])) for f in data["files"]
+        ])
+    if data.get("temperatures"):
+        _print_mappings(console, data["temperatures"])
+    if data.get("checks"):
+        _print_rows(console, ("check", "", "detail"), [
+            (c["name"], "pass" if c["passed"] else "FAIL", c["detail"]) for c in data["checks"]
+        ])
+    if data.get("lines"):
+        _print_mappings(console, data["lines"])
+    if host.steps:
+        _print_rows(console, None, [
+            (step.name, plain_text(step.state, _STYLES[step.state], console), f"{step.seconds:.1f} s", step.detail)
+            for step in host.steps
+        ])
+    if host.summary:
+        console.print(plain_text(host.summary, "bold" if host.ok else "bold red", console))
+    for line in host.not_done:
+        console.print(plain_text(f"not done: {line}", "yellow", console))
+
+
+def _print_mappings(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows that share keys; the columns are the keys in the order of their first appearance."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    _print_rows(console, columns, [[row.get(column, "") for column in columns] for row in rows])
+
+
+def _print_rows(console: Console, header: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> None:
+    table = Table(box=None, show_header=header is not None, header_style="bold" if console.is_terminal else "",
+                  pad_edge=False, padding=(0, 2, 0, 0))
+    rows = list(rows)
+    for name in header or [""] * max((len(row) for row in rows), default=0):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else plain_text(_cell(cell), "", console) for cell in row))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def plain_text(value: str, style: str, console: Console) -> Text:
+    """Text with control characters made visible; ASCII only where there is no terminal."""
+    shown = "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    if not console.is_terminal:
+        shown = shown.encode("ascii", "backslashreplace").decode()
+    return Text(shown, style=style)
+
+
+def _xml_safe(value: str) -> str:
+    """XML 1.0 has no way to write control characters, not even escaped."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in value)
+
+
+def _short(sha256: str | None) -> str:
+    return sha256[:12] if sha256 else "-"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip("\n").split("\n"))
+
+
+def stdout_console() -> Console:
+    return console_for(sys.stdout)
+
+
+def stderr_console() -> Console:
+    return console_for(sys.stderr)

@@ -1,0 +1,117 @@
+"""What a command did: one HostResult a host, one Outcome a command. Plain data, no printing (see report.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from patcher import __version__
+from patcher.errors import DdtreePatchError, MixedOutcome
+
+DONE, FAILED, WARNING, SKIPPED = "done", "failed", "warning", "skipped"
+
+
+@dataclass
+class Step:
+    """One thing that was done or looked at. `seconds` is its wall time."""
+
+    name: str
+    state: str = DONE
+    detail: str = ""
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "state": self.state, "detail": self.detail, "seconds": round(self.seconds, 3)}
+
+
+@dataclass
+class HostResult:
+    """The result on one host.
+
+    `data` is what the command found (plan, files, checks ...), as JSON-able values; `not_done` says in words which
+    assurances this run does not give; `changed` is whether a file of the installation is different from before.
+    """
+
+    host: str
+    summary: str = ""
+    changed: bool = False
+    steps: list[Step] = field(default_factory=list)
+    not_done: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    error: DdtreePatchError | None = None
+    tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[Step]:
+        """Announce, time and record a step; an exception marks it failed and goes on its way."""
+        step = Step(name)
+        self.tell(name)
+        started = time.monotonic()
+        try:
+            yield step
+        except BaseException as error:
+            step.state, step.detail = FAILED, str(error)
+            raise
+        finally:
+            step.seconds = time.monotonic() - started
+            self.steps.append(step)
+
+    def skip(self, name: str, why: str) -> None:
+        """Record a step that was left out, and tell the reader that its assurance is missing."""
+        self.steps.append(Step(name, SKIPPED, why))
+        self.not_done.append(f"{name}: {why}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "ok": self.ok,
+            "summary": self.summary,
+            "changed": self.changed,
+            "steps": [step.as_dict() for step in self.steps],
+            "not_done": list(self.not_done),
+            "error": self.error.as_dict() if self.error else None,
+            **self.data,
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command over its hosts. `data` is what belongs to no host (the catalogue, for `list`)."""
+
+    command: str
+    hosts: tuple[HostResult, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> DdtreePatchError | None:
+        """The failure that the exit code stands for: the hosts' common one, or MixedOutcome."""
+        errors = [host.error for host in self.hosts if host.error]
+        if not errors:
+            return None
+        if len(errors) == len(self.hosts) and len({error.exit_code for error in errors}) == 1:
+            return errors[0]
+        return MixedOutcome(
+            f"{len(errors)} of {len(self.hosts)} hosts failed: "
+            + ", ".join(f"{host.host} (exit code {host.error.exit_code})" for host in self.hosts if host.error),
+            where=self.command,
+            next_step="see each host's own result",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        error = self.error
+        return {
+            "ok": error is None,
+            "command": self.command,
+            "tool": __version__,
+            "exit_code": error.exit_code if error else 0,
+            **self.data,
+            "hosts": [host.as_dict() for host in self.hosts],
+            "error": error.as_dict() if error else None,
+        }

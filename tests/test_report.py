@@ -1,0 +1,121 @@
+"""A result as text, JSON and JUnit: host data is never markup; no assurance is claimed that was not given."""
+
+import io
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed
+from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.result import FAILED, SKIPPED, HostResult, Outcome
+
+
+def text_of(*outcomes: Outcome) -> str:
+    stream = io.StringIO()
+    for outcome in outcomes:
+        print_outcome(outcome, console_for(stream))
+    return stream.getvalue()
+
+
+def failed(name: str, error) -> HostResult:
+    return HostResult(name, error=error)
+
+
+def test_step_records_time_and_failure_and_lets_the_exception_pass():
+    told = []
+    result = HostResult("h", tell=told.append)
+    with result.step("inspect") as step:
+        step.detail = "sglang 0.5.11"
+    with pytest.raises(ValueError), result.step("commit"):
+        raise ValueError("boom")
+    result.skip("restart", "--no-restart was given")
+    assert told == ["inspect", "commit"]
+    assert [(s.name, s.state) for s in result.steps] == [("inspect", "done"), ("commit", FAILED), ("restart", SKIPPED)]
+    assert result.steps[1].detail == "boom" and result.not_done == ["restart: --no-restart was given"]
+
+
+def test_json_is_one_document_with_a_fixed_shape():
+    good = HostResult("a", summary="patched", changed=True, data={"round_trips": 4})
+    document = json.loads(to_json(Outcome("apply", (good,))))
+    assert set(document) == {"ok", "command", "tool", "exit_code", "hosts", "error"}
+    assert set(document["hosts"][0]) == {
+        "host", "ok", "summary", "changed", "steps", "not_done", "error", "round_trips"}
+    assert document["ok"] is True and document["exit_code"] == 0 and document["error"] is None
+    early = json.loads(error_to_json(Drift("x.py differs", where="h", next_step="restore it"), "apply"))
+    assert early["ok"] is False and early["hosts"] == [] and early["exit_code"] == 4
+    assert early["error"] == {"error": "Drift", "what": "x.py differs", "where": "h", "next": "restore it",
+                              "detail": "", "exit_code": 4}
+
+
+@pytest.mark.parametrize(("errors", "code"), [
+    ([None, None], 0),
+    ([Drift("d"), None], 10),
+    ([Drift("d"), SmokeFailed("s")], 10),
+    ([Drift("d"), Drift("e")], 4),
+    ([SmokeFailed("s")], 7),
+])
+def test_exit_code_of_several_hosts(errors, code):
+    outcome = Outcome("apply", tuple(failed(f"h{i}", error) for i, error in enumerate(errors)))
+    assert outcome.as_dict()["exit_code"] == code
+    assert outcome.as_dict()["ok"] is (code == 0)
+
+
+def test_text_is_ascii_without_markup_or_control_characters():
+    result = HostResult("h[bold]", summary="caf\u00e9 [red]done[/red] \x1b[31m", not_done=["smoke: --no-smoke"])
+    shown = text_of(Outcome("apply", (result, HostResult("other"))))
+    assert shown.isascii() and "\x1b" not in shown
+    assert "h[bold]" in shown and "[red]done[/red]" in shown and "not done: smoke: --no-smoke" in shown
+
+
+def test_text_shows_plan_files_checks_and_rows():
+    result = HostResult("h", data={
+        "facts": {"installed": "sglang 0.5.11"},
+        "plan": {"actions": [{"path": "pkg/a.py", "kind": "modify", "before": "a" * 64, "after": "b" * 64}]},
+        "files": [{"path": "pkg/b.py", "state": "pristine", "sha256": None}],
+        "checks": [{"name": "diverse", "passed": False, "detail": "16 equal texts"}],
+        "temperatures": [{"temperature": 0.6, "accept_length": 2.8123456}],
+        "lines": [{"what": "apply", "when": "now"}, {"what": "revert", "who": "ops"}],
+    })
+    shown = text_of(Outcome("x", (result,)))
+    for expected in ("sglang 0.5.11", "aaaaaaaaaaaa", "pkg/b.py", "FAIL", "16 equal texts", "2.812", "ops"):
+        assert expected in shown
+
+
+def test_error_text_has_what_where_next_and_the_commands_on_lines_of_their_own():
+    stream = io.StringIO()
+    long_command = "python3 -m sglang.launch_server " + " ".join(f"--flag-{i} value" for i in range(40))
+    error = RollbackFailed("the old server did not start", where="h", next_step="run these", commands=[long_command],
+                           detail="last line\n")
+    print_error(error, console_for(stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == ["error: the old server did not start", "  where: h", "  next: run these"]
+    assert f"    {long_command}" in lines, "a command that is wrapped cannot be copied"
+
+
+def test_terminal_output_keeps_unicode():
+    stream = io.StringIO()
+    print_error(Drift("caf\u00e9"), Console(file=stream, force_terminal=True, markup=False))
+    assert "caf\u00e9" in stream.getvalue()
+
+
+def test_junit_has_a_case_a_check_and_an_error_where_nothing_was_checked():
+    checked = HostResult("a", data={"checks": [
+        {"name": "repeatable", "passed": True, "detail": ""},
+        {"name": "diverse", "passed": False, "detail": "equal \x00 texts"},
+    ]}, error=SmokeFailed("1 of 2 checks failed"))
+    broken = HostResult("b", error=KernelProblem("no op"))
+    root = ET.fromstring(to_junit(Outcome("smoke-test", (checked, broken))))
+    first, second = root.findall("testsuite")
+    assert (first.get("tests"), first.get("failures"), first.get("errors")) == ("2", "1", "0")
+    assert (second.get("tests"), second.get("failures"), second.get("errors")) == ("1", "0", "1")
+    assert second.find("testcase/error").get("type") == "KernelProblem"
+
+
+def test_junit_of_a_command_without_checks_uses_its_steps():
+    result = HostResult("a")
+    with result.step("inspect"):
+        pass
+    root = ET.fromstring(to_junit(Outcome("apply", (result,))))
+    assert [case.get("name") for case in root.iter("testcase")] == ["inspect"]
