@@ -1,0 +1,295 @@
+"""Run a program on a host, or reach one of its ports: here, or over SSH.
+
+Both ways look the same to the rest: ``run`` takes an argv (no shell features),
+feeds standard input, drains both output streams at once and gives bytes back.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import paramiko
+
+from patcher import host_keys, ssh_auth, ssh_config
+from patcher.channel_socket import ChannelSocket
+from patcher.errors import AuthenticationProblem, HostUnreachable
+from patcher.ssh_config import SshTarget
+
+if TYPE_CHECKING:
+    from patcher.config import HostSettings
+
+CHUNK = 1 << 16
+DEAD_LINK_MS = 60_000  # how long sent bytes may stay unacknowledged
+SUDO = ("sudo", "-n", "--")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a program left behind. rc is negative when a signal ended it."""
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Connection(ABC):
+    """A way to one host. round_trips counts the programs started so far."""
+
+    def __init__(self, name: str, *, sudo: bool = False) -> None:
+        self.name = name
+        self.sudo = sudo
+        self.round_trips = 0
+
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout: float | None = 600,
+            on_stderr: Callable[[bytes], None] | None = None) -> Completed:
+        """Run ARGV to its end.
+
+        input: bytes for its standard input. timeout: seconds for the whole run, None for no limit.
+        on_stderr: called with each piece of standard error as it comes.
+        Raises HostUnreachable (connection lost, or no end within timeout), AuthenticationProblem (sudo refuses).
+        """
+        self.round_trips += 1
+        done = self._run([*SUDO, *argv] if self.sudo else list(argv), input, timeout, on_stderr or (lambda piece: None))
+        if self.sudo and done.rc == 1 and done.stderr.startswith(b"sudo: "):
+            raise AuthenticationProblem(
+                "sudo does not run this program without a password", where=self.name,
+                detail=done.stderr.decode(errors="replace").strip(),
+                next_step=f"allow it in sudoers: USER ALL=(root) NOPASSWD: {argv[0]} - or set sudo = false")
+        return done
+
+    @abstractmethod
+    def _run(self, argv: list[str], input: bytes, timeout: float | None,
+             on_stderr: Callable[[bytes], None]) -> Completed: ...
+
+    @abstractmethod
+    def open_socket(self, host: str, port: int, timeout: float | None = 30) -> Any:
+        """A connected socket to HOST:PORT as the host itself sees it, usable by http.client.
+
+        Raises OSError when nothing listens there, HostUnreachable when the way there is closed.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(host: "HostSettings") -> Connection:
+    """Open the connection that HOST's settings describe. Raises HostUnreachable and its kinds, UsageProblem."""
+    if host.local:
+        return LocalConnection(host.name, sudo=host.sudo)
+    target = ssh_config.resolve(host.address or host.name, user=host.user or None, port=host.port)
+    return SshConnection(target, name=host.name, sudo=host.sudo)
+
+
+class LocalConnection(Connection):
+    """This machine."""
+
+    def __init__(self, name: str = "local", *, sudo: bool = False) -> None:
+        super().__init__(name, sudo=sudo)
+
+    def _run(self, argv: list[str], input: bytes, timeout: float | None,
+             on_stderr: Callable[[bytes], None]) -> Completed:
+        try:
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except (FileNotFoundError, PermissionError) as error:
+            # what a shell would answer, so that both kinds of connection behave alike
+            return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())
+        with process:
+            streams = _Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
+                               lambda: process.stderr.read1(CHUNK), on_stderr)
+            streams.start(input)
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise _too_slow(self.name, argv, timeout) from None
+            # A child that outlives the program may keep the pipes open for ever: what has come by then is all.
+            streams.finish(5.0)
+        return Completed(process.returncode, streams.stdout, streams.stderr)
+
+    def open_socket(self, host: str, port: int, timeout: float | None = 30) -> socket.socket:
+        return socket.create_connection((host, port), timeout)
+
+    def close(self) -> None:
+        pass
+
+
+class SshConnection(Connection):
+    """A host reached by paramiko, through its jumps. Connects on construction."""
+
+    def __init__(self, target: SshTarget, *, name: str = "", sudo: bool = False) -> None:
+        super().__init__(name or target.name, sudo=sudo)
+        self.target = target
+        self._transports: list[paramiko.Transport] = []
+        self._proxy: subprocess.Popen[bytes] | None = None
+        try:
+            for hop in (*target.jumps, target):
+                self._transports.append(self._open(hop))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, hop: SshTarget) -> paramiko.Transport:
+        link = self._link(hop)
+        known = host_keys.known_keys(hop)
+        try:
+            transport = paramiko.Transport(link)
+            options = transport.get_security_options()
+            options.key_types = host_keys.algorithms(known, tuple(options.key_types))
+            transport.banner_timeout = transport.auth_timeout = hop.connect_timeout
+            transport.start_client(timeout=hop.connect_timeout)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            link.close()
+            raise HostUnreachable(f"no SSH server answers: {error or type(error).__name__}", where=hop.name,
+                                  next_step=f"make `ssh {hop.name} true` work") from error
+        try:
+            key = transport.get_remote_server_key()
+            host_keys.check(hop, key.get_name(), key.asbytes(), known)
+            ssh_auth.authenticate(transport, hop)
+            transport.set_keepalive(hop.alive_interval)
+        except BaseException:
+            transport.close()
+            raise
+        return transport
+
+    def _link(self, hop: SshTarget) -> Any:
+        """The byte stream to HOP: through the last jump, through its ProxyCommand, or straight."""
+        where = f"{hop.hostname}:{hop.port}"
+        try:
+            if self._transports:
+                return self._transports[-1].open_channel("direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0),
+                                                         timeout=hop.connect_timeout)
+            if hop.proxy_command:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    self._proxy = subprocess.Popen(["/bin/sh", "-c", f"exec {hop.proxy_command}"], stdin=theirs,
+                                                   stdout=theirs)
+                return ours
+            link = socket.create_connection((hop.hostname, hop.port), hop.connect_timeout)
+        except socket.gaierror as error:
+            raise HostUnreachable(f"{hop.hostname} has no address: {error.strerror}", where=hop.name,
+                                  next_step="check the host name, or give it an entry in ssh_config") from error
+        except (OSError, paramiko.SSHException) as error:
+            raise HostUnreachable(f"no connection to {where}: {error}", where=hop.name,
+                                  next_step="check address, port, firewall, and that sshd runs there") from error
+        link.settimeout(None)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_LINK_MS)
+        return link
+
+    def _run(self, argv: list[str], input: bytes, timeout: float | None,
+             on_stderr: Callable[[bytes], None]) -> Completed:
+        command = shlex.join(argv)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
+                channel.exec_command(command)
+                streams = _Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
+                                   lambda: channel.recv_stderr(CHUNK), on_stderr)
+                streams.start(input)
+                if not channel.status_event.wait(timeout):
+                    raise _too_slow(self.name, argv, timeout)
+                streams.finish(30.0 if deadline is None else max(1.0, min(30.0, deadline - time.monotonic())))
+                rc = channel.recv_exit_status()
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self._lost(error) from error
+        if rc == -1 and not self._transports[-1].is_active():
+            raise self._lost(None)
+        return Completed(rc, streams.stdout, streams.stderr)
+
+    def _lost(self, error: Exception | None) -> HostUnreachable:
+        return HostUnreachable("the connection was lost", where=self.name, detail=str(error or ""),
+                               next_step="run the command again: it says where the host stands, and finishes or undoes")
+
+    def open_socket(self, host: str, port: int, timeout: float | None = 30) -> ChannelSocket:
+        try:
+            channel = self._transports[-1].open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout)
+        except paramiko.ChannelException as refusal:
+            if refusal.code == 1:  # administratively prohibited
+                raise HostUnreachable("the SSH server forbids forwarding, so the service's port cannot be reached",
+                                      where=self.name, next_step="set AllowTcpForwarding yes (or local) in its sshd_config"
+                                      ) from refusal
+            raise ConnectionRefusedError(f"{host}:{port} on {self.name}: {refusal.text}") from refusal
+        except (paramiko.SSHException, EOFError) as error:
+            raise self._lost(error) from error
+        channel.settimeout(timeout)
+        return ChannelSocket(channel)
+
+    def close(self) -> None:
+        for transport in reversed(self._transports):
+            transport.close()
+        if self._proxy is not None:
+            self._proxy.terminate()
+            self._proxy.wait()
+
+
+def _too_slow(name: str, argv: list[str], timeout: float | None) -> HostUnreachable:
+    return HostUnreachable(f"{argv[0]} did not end within {timeout:g} s", where=name,
+                           next_step="run the command again: it says where the host stands, and finishes or undoes")
+
+
+class _Streams:
+    """Feeds one program's input and drains both of its outputs, each on a thread of its own:
+    whoever reads one stream at a time stops for ever once the other is full."""
+
+    def __init__(self, write: Callable[[bytes], Any], end_input: Callable[[], Any], read_out: Callable[[], bytes],
+                 read_err: Callable[[], bytes], on_stderr: Callable[[bytes], None]) -> None:
+        self._write, self._end_input = write, end_input
+        self._out: list[bytes] = []
+        self._err: list[bytes] = []
+        self._drains = [
+            threading.Thread(target=self._drain, args=(read_out, self._out, None), daemon=True),
+            threading.Thread(target=self._drain, args=(read_err, self._err, on_stderr), daemon=True),
+        ]
+
+    @property
+    def stdout(self) -> bytes:
+        return b"".join(self._out)
+
+    @property
+    def stderr(self) -> bytes:
+        return b"".join(self._err)
+
+    def start(self, input: bytes) -> None:
+        for thread in self._drains:
+            thread.start()
+        threading.Thread(target=self._feed, args=(input,), daemon=True).start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until both outputs ended, SECONDS at most."""
+        deadline = time.monotonic() + seconds
+        for thread in self._drains:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _feed(self, input: bytes) -> None:
+        try:
+            self._write(input)
+            self._end_input()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # the program ended without reading its input, or the link broke: its exit status tells
+
+    @staticmethod
+    def _drain(read: Callable[[], bytes], pieces: list[bytes], tell: Callable[[bytes], None] | None) -> None:
+        try:
+            while piece := read():
+                pieces.append(piece)
+                if tell:
+                    tell(piece)
+        except (OSError, ValueError, EOFError, paramiko.SSHException):
+            pass  # the stream was closed under us: its exit status tells
