@@ -1,0 +1,178 @@
+"""What every restart adapter offers: where the server's process is, how to restart it, and what it logged.
+
+Times are the host's own clock. A process is always found anew on the host, never remembered by its id alone.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from patcher.config import ServiceSettings
+from patcher.connection import Completed, Connection
+from patcher.errors import AuthenticationProblem, NotReady
+from patcher.target import redacted
+
+HOST_SCRIPT = Path(__file__).with_name("host_script.py")
+COMMAND_TIMEOUT_S = 600.0
+LOG_LIMIT = 8 << 20  # bytes of log that are fetched at most: the last ones
+LAST_LINES = 30
+
+
+@dataclass(frozen=True)
+class ServiceHost:
+    """The host as an adapter sees it.
+
+    `ask` is one agent operation on the installation (Target.ask); `state_dir` is the installation's state directory on
+    the host; `port` is where the server answers.
+    """
+
+    name: str
+    connection: Connection
+    ask: Callable[..., dict[str, Any]]
+    state_dir: str
+    port: int
+
+    def script(self, op: str, *, timeout: float = 60.0, **request: Any) -> dict[str, Any]:
+        """One operation of host_script.py on the host; raises NotReady, or AuthenticationProblem for lacking rights."""
+        reply = self.ask(
+            "run_python", source=HOST_SCRIPT.read_text(encoding="utf-8"), argv=[json.dumps({"op": op, **request})],
+            env={}, timeout=timeout,
+        )
+        if reply["rc"] != 0:
+            raise NotReady(
+                f"looking after the server's processes failed ({op})", where=self.name,
+                next_step="report this with the lines below", detail=reply["stderr"][-4000:],
+            )
+        answer = json.loads(reply["stdout"])
+        if answer.get("permission"):
+            raise AuthenticationProblem(
+                f"the server belongs to another account: {answer['error']}", where=self.name,
+                next_step="connect as that account, or set sudo = true for this host",
+            )
+        if "error" in answer:
+            raise NotReady(answer["error"], where=self.name, next_step="see to that process by hand, then run again")
+        return answer
+
+
+class Service(ABC):
+    """One server and the program that keeps it running."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, settings: ServiceSettings, host: ServiceHost) -> None:
+        self.settings = settings
+        self.host = host
+
+    # ---- what each adapter says -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def restart(self, *, patched: bool = True) -> None:
+        """End the server and start it again, with the settings' flags when `patched`, else as it was before them.
+
+        Returns as soon as the new one was started; see readiness.wait_ready. Raises NotReady when that is refused.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the server; returns when it is gone."""
+
+    @abstractmethod
+    def start(self, *, patched: bool = True) -> None:
+        """Start the server, which does not run."""
+
+    @abstractmethod
+    def main_pid(self) -> int | None:
+        """The process that the supervisor calls the server's; None when it has none."""
+
+    @abstractmethod
+    def failure(self) -> str | None:
+        """Why the server will not come up by itself, in a few words; None while it may."""
+
+    def own_log_marker(self) -> dict[str, Any]:
+        """A place in the log of the supervisor, used when the server writes to no file."""
+        return {}
+
+    def own_log(self, marker: Mapping[str, Any]) -> str:
+        """The supervisor's log from a marker on; from the server's start on for an empty one."""
+        return ""
+
+    def port_in_namespace(self) -> int:
+        """The port as the server's own network namespace has it."""
+        return self.host.port
+
+    # ---- the same for all -----------------------------------------------------------------------------------
+
+    def live(self) -> dict[str, Any] | None:
+        """The running server: {"pid", "ticks", "start_time", "argv", "cwd", "log", "tree", "listener"}, or None.
+
+        `listener` is {"owner", "process"}: `server` when a process of the tree holds the port, `other` (then `process`
+        describes it), `unseen` when that may not be looked at, `none` when nobody listens.
+        """
+        reply = self.observe()
+        return None if reply["server"] is None else {**reply["server"], "listener": reply["listener"]}
+
+    def observe(self) -> dict[str, Any]:
+        """{"now": the host's clock, "server": process or None, "listener": who holds the port}."""
+        pid = self.main_pid()
+        if pid is None:
+            # No process of the supervisor's: what listens is somebody else's, and pid 0 is nobody.
+            return self.host.script("status", port=self.port_in_namespace(), pid=0)
+        return self.host.script("status", port=self.port_in_namespace(), pid=pid)
+
+    def describe(self) -> dict[str, Any]:
+        """For `doctor` and `status`: the adapter and the server's process, without secrets."""
+        server = self.live()
+        described: dict[str, Any] = {"kind": self.kind, "running": server is not None}
+        if server is not None:
+            described |= {key: server[key] for key in ("pid", "start_time", "cwd", "log")}
+            described |= {"argv": redacted(server["argv"]), "listener": server["listener"]["owner"]}
+        return described
+
+    def log_marker(self) -> dict[str, Any]:
+        """Where the log ends now; for log_since."""
+        path = self._log_path()
+        if not path:
+            return self.own_log_marker()
+        return {"path": path, "offset": self.host.script("read_log", path=path, offset=0, limit=0)["size"]}
+
+    def log_since(self, marker: Mapping[str, Any] | None = None) -> str:
+        """What was logged after `marker` (all of the current log without one); at most the last 8 MiB."""
+        marker = marker or {}
+        path = self._log_path()
+        if not path:
+            return self.own_log({} if "path" in marker else marker)
+        offset = marker["offset"] if marker.get("path") == path else 0
+        reply = self.host.script("read_log", path=path, offset=offset, limit=LOG_LIMIT)
+        return reply["text"] if reply["problem"] is None else f"[{path}: {reply['problem']}]"
+
+    def last_log(self, marker: Mapping[str, Any] | None = None) -> str:
+        """The last lines logged, for an error's detail."""
+        return "\n".join(self.log_since(marker).split("\n")[-LAST_LINES - 1 :]).strip("\n")
+
+    def _log_path(self) -> str:
+        if self.settings.log:
+            return self.settings.log
+        server = self.live()
+        return (server or {}).get("log") or ""
+
+    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = COMMAND_TIMEOUT_S) -> Completed:
+        """A command on the host. With `check`, raises NotReady when it fails."""
+        done = self.host.connection.run(list(argv), timeout=timeout)
+        if check and done.rc != 0:
+            raise self.refused(argv, done)
+        return done
+
+    def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
+        """The error for a command that failed."""
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+        return NotReady(
+            f"`{' '.join(argv)}` failed with exit code {done.rc}: {said[-500:] or 'it said nothing'}",
+            where=self.host.name,
+            next_step="make that command work by hand on the host (sudo = true runs it as root)",
+            detail=said,
+        )

@@ -1,0 +1,39 @@
+"""A server that the operator's own commands restart, stop and start. Its process is the one that serves the port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from patcher.errors import UsageProblem
+from patcher.services.base import Service
+
+
+class CommandService(Service):
+    kind = "command"
+
+    def restart(self, *, patched: bool = True) -> None:
+        self.run(self.settings.restart)
+
+    def stop(self) -> None:
+        self.run(self._command("stop"))
+
+    def start(self, *, patched: bool = True) -> None:
+        self.run(self._command("start"))
+
+    def main_pid(self) -> int | None:
+        return None
+
+    def observe(self) -> dict[str, Any]:
+        return self.host.script("status", port=self.host.port)
+
+    def failure(self) -> str | None:
+        return None  # nothing but the server itself can be asked
+
+    def _command(self, name: str) -> tuple[str, ...]:
+        argv = getattr(self.settings, name)
+        if not argv:
+            raise UsageProblem(
+                f"service.{name} is not set, so the server can only be restarted", where=self.host.name,
+                next_step=f"set service.{name} to an argv list in hosts.toml",
+            )
+        return argv

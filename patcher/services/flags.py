@@ -1,0 +1,39 @@
+"""A server's command line with some of its flags set, changed or taken off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def apply_flags(argv: Sequence[str], flags: Mapping[str, str | bool]) -> list[str]:
+    """`argv` with each flag given its value: a string is its value, True a bare flag, False takes it off.
+
+    A flag that is there, as `--flag value` or `--flag=value`, is replaced where it first stands and removed elsewhere
+    (with every word up to the next `--`, since a flag may have several values); others are appended.
+    """
+    result: list[str] = []
+    placed: set[str] = set()
+    words = list(argv)
+    i = 0
+    while i < len(words):
+        flag, equals, _ = words[i].partition("=")
+        if flag not in flags:
+            result.append(words[i])
+            i += 1
+            continue
+        if flag not in placed:
+            result += _words(flag, flags[flag])
+            placed.add(flag)
+        i += 1
+        while not equals and i < len(words) and not words[i].startswith("--"):
+            i += 1
+    for flag, value in flags.items():
+        if flag not in placed:
+            result += _words(flag, value)
+    return result
+
+
+def _words(flag: str, value: str | bool) -> list[str]:
+    if value is False:
+        return []
+    return [flag] if value is True else [flag, value]

@@ -1,0 +1,367 @@
+"""What is done on the host to a server's processes: find, remember, end, start, read the log.
+
+Stand-alone (CPython >= 3.9, stdlib, Linux): its text is sent to the host and run there with one JSON request as the
+only argument; it prints one JSON object. It runs there because a server's environment may hold secrets: it is copied
+from /proc to a file that only its owner can read, and never travels.
+
+A process is named by its id and its start tick together, since ids are used again.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+POLL_S = 0.2
+GPU_SETTLE_S = 60.0
+GPU_NOISE_MIB = 64
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+def read_stat(pid):
+    """(state, ppid, pgid, sid, start tick) of a process, or None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as handle:
+            # The name is in brackets and may itself hold spaces and brackets.
+            fields = handle.read().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
+
+
+def is_alive(pid, ticks):
+    """Whether this very process runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat[4] == ticks and stat[0] not in "ZX"
+
+
+def all_processes():
+    """pid -> stat of every process that is not a zombie."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = read_stat(int(name))
+            if stat is not None and stat[0] not in "ZX":
+                found[int(name)] = stat
+    return found
+
+
+def start_time(ticks):
+    """Unix time of a start tick. By the boot clock, since `btime` in /proc/stat is rounded to a second."""
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / TICKS_PER_SECOND)
+
+
+def tree_of(root, processes):
+    """The process, its descendants, and, where it leads its session, everything else in that session.
+
+    A scheduler outlives a killed launcher as a child of init; in a session of its own it is still the launcher's.
+    """
+    children = {}
+    for pid, stat in processes.items():
+        children.setdefault(stat[1], []).append(pid)
+    tree, todo = set(), [root]
+    while todo:
+        pid = todo.pop()
+        if pid not in tree:
+            tree.add(pid)
+            todo.extend(children.get(pid, ()))
+    leads = processes.get(root, (None, None, None, None))[3] == root
+    return tree | {pid for pid, stat in processes.items() if leads and stat[3] == root}
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as handle:
+            data = handle.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+
+
+def is_launcher(argv):
+    """Whether this is the interpreter that runs an SGLang server (and no wrapper such as tini, uv or a shell)."""
+    if not argv or not os.path.basename(argv[0]).startswith("python"):
+        return False
+    for before, word in zip(argv, argv[1:]):
+        if before == "-m" and word == "sglang.launch_server":
+            return True
+        if os.path.basename(before) == "sglang" and word == "serve":
+            return True
+    return any(word.endswith("sglang/launch_server.py") for word in argv[1:])
+
+
+def port_of(argv):
+    """The port on a server's command line; 30000 where there is none."""
+    port = 30000
+    for i, word in enumerate(argv):
+        if word == "--port" and i + 1 < len(argv) and argv[i + 1].isdigit():
+            port = int(argv[i + 1])
+        elif word.startswith("--port=") and word[7:].isdigit():
+            port = int(word[7:])
+    return port
+
+
+# ---- sockets -----------------------------------------------------------------------------------------------
+
+
+def listening_inodes(port, pid="self"):
+    """Inodes of the sockets that listen on the port, in the network namespace of a process."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{table}") as handle:
+                rows = handle.readlines()[1:]
+        except FileNotFoundError:
+            continue
+        for row in rows:
+            fields = row.split()
+            if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def holds_socket(pid, inodes):
+    """True or False; None when the process may not be looked into."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        return None
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    for name in names:
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if link.startswith("socket:[") and link[8:-1] in inodes:
+            return True
+    return False
+
+
+def describe(pid, processes):
+    """A process as the operator's side knows it."""
+    stat = processes[pid]
+    log = None
+    try:
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+        log = os.readlink(f"/proc/{pid}/fd/1")
+    except (PermissionError, FileNotFoundError):
+        cwd = None
+    return {
+        "pid": pid,
+        "ticks": stat[4],
+        "start_time": start_time(stat[4]),
+        "argv": command_line(pid),
+        "cwd": cwd,
+        "log": log if log and os.path.isfile(log) else None,
+    }
+
+
+def listener(port, tree, namespace, processes):
+    """Who holds the port: {"owner": server | other | unseen | none, "process": the other one or None}."""
+    inodes = listening_inodes(port, namespace)
+    if not inodes:
+        return {"owner": "none", "process": None}
+    hidden = False
+    for pid in sorted(processes, key=lambda pid: pid not in tree):
+        held = holds_socket(pid, inodes)
+        hidden = hidden or held is None
+        if held:
+            owner = "server" if pid in tree else "other"
+            return {"owner": owner, "process": None if pid in tree else describe(pid, processes)}
+    return {"owner": "unseen" if hidden else "none", "process": None}
+
+
+def status(request):
+    """The server: the process `pid` (with `ticks`, if known), else the launcher that serves or names the port."""
+    port = request["port"]
+    processes = all_processes()
+    root = request.get("pid")
+    if root is None:
+        root = find_launcher(port, processes)
+    elif root not in processes or request.get("ticks") not in (None, processes[root][4]):
+        root = None
+    tree = tree_of(root, processes) if root is not None else set()
+    server = dict(describe(root, processes), tree=sorted(tree)) if root is not None else None
+    namespace = root if root is not None else "self"
+    return {"now": time.time(), "server": server, "listener": listener(port, tree, namespace, processes)}
+
+
+def find_launcher(port, processes):
+    """The launcher whose tree listens on the port, else the youngest one that was told this port."""
+    launchers = [pid for pid in processes if is_launcher(command_line(pid))]
+    roots = [pid for pid in launchers if processes[pid][1] not in launchers]
+    for root in roots:
+        inodes = listening_inodes(port, root)
+        if any(holds_socket(pid, inodes) for pid in tree_of(root, processes)):
+            return root
+    told = [pid for pid in roots if port_of(command_line(pid)) == port]
+    return max(told, key=lambda pid: processes[pid][4], default=None)
+
+
+# ---- end and start -----------------------------------------------------------------------------------------
+
+
+def remember(request):
+    """Copy the server's environment to `env_file` (mode 0600); gives its command line, directory and owner."""
+    pid, ticks = request["pid"], request["ticks"]
+    with open(f"/proc/{pid}/environ", "rb") as handle:
+        environment = handle.read()
+    owner = os.stat(f"/proc/{pid}")
+    argv, cwd = command_line(pid), os.readlink(f"/proc/{pid}/cwd")
+    if not is_alive(pid, ticks):
+        return {"error": f"process {pid} ended while its command line was read"}
+    directory = os.path.dirname(request["env_file"])
+    os.makedirs(directory, exist_ok=True)
+    temporary = request["env_file"] + ".new"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+        os.fchmod(handle.fileno(), 0o600)
+        handle.write(environment)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, request["env_file"])
+    return {"argv": argv, "cwd": cwd, "uid": owner.st_uid, "gid": owner.st_gid}
+
+
+def stop(request):
+    """End the server's processes: TERM to the launcher, KILL to what is left, then wait for port and GPU memory.
+
+    Only processes of this server's tree are ever signalled, each checked by its start tick.
+    """
+    port, known = request["port"], {}
+
+    def alive():
+        """Every process of the tree that still runs, those included that were born while it was going down."""
+        processes = all_processes()
+        for root in [request["pid"], *known]:
+            same = root in processes and processes[root][4] == known.get(root, request["ticks"])
+            for pid in tree_of(root, processes) if same else ():
+                known.setdefault(pid, processes[pid][4])
+        return [pid for pid, ticks in known.items() if pid in processes and processes[pid][4] == ticks]
+
+    def wait_gone(seconds):
+        deadline = time.monotonic() + seconds
+        while alive() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return alive()
+
+    if request["pid"] in alive():
+        send(request["pid"], request["ticks"], signal.SIGTERM)
+    left = wait_gone(request["grace"])
+    killed = list(left)
+    for pid in left:
+        send(pid, known[pid], signal.SIGKILL)
+    left = wait_gone(request["grace"])
+    if left:
+        return {"error": f"processes {left} do not end, not even by KILL"}
+    deadline = time.monotonic() + request["grace"]
+    while listening_inodes(port):
+        if time.monotonic() > deadline:
+            holder = listener(port, set(), "self", all_processes())["process"]
+            who = f"process {holder['pid']}: {' '.join(holder['argv'])[:200]}" if holder else "a process not seen"
+            return {"error": f"port {port} is still held, by {who}"}
+        time.sleep(POLL_S)
+    return {"ended": sorted(known), "killed": sorted(killed), "gpu": wait_gpu_free()}
+
+
+def send(pid, ticks, number):
+    if is_alive(pid, ticks):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it ended by itself in between
+
+
+def wait_gpu_free():
+    """Wait until the used GPU memory no longer falls: the driver gives it back a while after the processes end.
+
+    Process ids that nvidia-smi prints are of another namespace in many containers, so the amount is what is watched.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return None
+    before, deadline = gpu_used(), time.monotonic() + GPU_SETTLE_S
+    while before is not None and time.monotonic() < deadline:
+        time.sleep(1.0)
+        used = gpu_used()
+        if used is None or sum(before) - sum(used) < GPU_NOISE_MIB:
+            return used
+        before = used
+    return before
+
+
+def gpu_used():
+    """MiB used on each GPU; None where nvidia-smi does not work (no driver)."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+    numbers = re.findall(r"^\s*(\d+)\s*$", result.stdout.decode("ascii", "replace"), re.MULTILINE)
+    return [int(number) for number in numbers] if result.returncode == 0 and numbers else None
+
+
+def start(request):
+    """Start a command line in a session of its own, with a remembered environment; output goes to a new log file."""
+    with open(request["env_file"], "rb") as handle:
+        pairs = [entry.partition(b"=") for entry in handle.read().split(b"\0") if b"=" in entry]
+    environment = {name: value for name, _, value in pairs}
+    argv, identity = request["argv"], {}
+    owner = (request["uid"], request["gid"])
+    os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    if os.geteuid() == 0 and owner[0] != 0:  # through sudo: the server goes on under the account that it had
+        import pwd
+
+        name = pwd.getpwuid(owner[0]).pw_name
+        identity = {"user": owner[0], "group": owner[1], "extra_groups": os.getgrouplist(name, owner[1])}
+        os.fchown(log, *owner)
+    search = os.fsdecode(environment.get(b"PATH", os.fsencode(os.defpath)))
+    program = argv[0] if os.sep in argv[0] else shutil.which(argv[0], path=search)
+    if program is None:
+        return {"error": f"{argv[0]} is not on the server's own PATH"}
+    try:
+        process = subprocess.Popen(
+            argv, executable=program, cwd=request["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=log, start_new_session=True, **identity,
+        )
+    except OSError as error:
+        return {"error": f"{error.filename or program}: {error.strerror}"}
+    finally:
+        os.close(log)
+    stat = read_stat(process.pid)
+    return {"pid": process.pid, "ticks": stat[4], "start_time": start_time(stat[4]), "log": request["log"]}
+
+
+def read_log(request):
+    """The bytes of a log from `offset` on, at most `limit` (the last ones; `offset` says where they begin)."""
+    try:
+        with open(request["path"], "rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            begin = request["offset"] if request["offset"] <= size else 0  # shorter now: it was rotated
+            begin = max(begin, size - request["limit"])
+            handle.seek(begin)
+            text = handle.read(request["limit"]).decode("utf-8", "replace")
+    except OSError as error:
+        return {"text": "", "offset": 0, "size": 0, "problem": error.strerror}
+    return {"text": text, "offset": begin, "size": size, "problem": None}
+
+
+OPERATIONS = {"status": status, "remember": remember, "stop": stop, "start": start, "read_log": read_log}
+
+
+def main():
+    request = json.loads(sys.argv[1])
+    try:
+        reply = OPERATIONS[request["op"]](request)
+    except PermissionError as error:
+        reply = {"error": f"not permitted: {error.filename or error.strerror}", "permission": True}
+    json.dump(reply, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

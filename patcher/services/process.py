@@ -1,0 +1,104 @@
+"""A server that nothing supervises: its own command line is taken from the running process and started again.
+
+The original command line and directory are kept in the agent's state `service`, its environment in a file of mode 0600
+beside it, so that `revert` brings back exactly that server, and a dead one can be started at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from patcher.config import ServiceSettings
+from patcher.errors import NotReady
+from patcher.services.base import Service, ServiceHost
+from patcher.services.flags import apply_flags
+
+STATE = "service"
+GRACE_S = 60.0  # to end after TERM; again after KILL; again for the port
+
+
+class ProcessService(Service):
+    kind = "process"
+
+    def __init__(self, settings: ServiceSettings, host: ServiceHost) -> None:
+        super().__init__(settings, host)
+        self._cached: Mapping[str, Any] | None = None
+
+    def main_pid(self) -> int | None:
+        return None
+
+    def observe(self) -> dict[str, Any]:
+        running = self._state().get("running")
+        if running:
+            reply = self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
+            if reply["server"] is not None:
+                return reply
+        return self.host.script("status", port=self.host.port)
+
+    def failure(self) -> str | None:
+        running = self._state().get("running")
+        if not running:
+            return None
+        reply = self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
+        return None if reply["server"] else f"process {running['pid']} ended"
+
+    def restart(self, *, patched: bool = True) -> None:
+        self.stop()
+        self.start(patched=patched)
+
+    def stop(self) -> None:
+        server = self.live()
+        if server is None:
+            return
+        self._remember(server)
+        self.host.script(
+            "stop", pid=server["pid"], ticks=server["ticks"], port=self.host.port, grace=GRACE_S, timeout=6 * GRACE_S
+        )
+
+    def start(self, *, patched: bool = True) -> None:
+        state = self._state()
+        original = state.get("original")
+        if original is None:
+            raise NotReady(
+                "no server runs, and none was ever seen here whose command line could be used",
+                where=self.host.name,
+                next_step="start the server once by hand, or describe how to start it in hosts.toml (service)",
+            )
+        argv = apply_flags(original["argv"], self.settings.args) if patched else original["argv"]
+        log = f"{self.host.state_dir}/logs/server-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
+        started = self.host.script(
+            "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],
+            env_file=self._env_file(), log=log,
+        )
+        self._save({"original": original, "running": {**started, "argv": argv}})
+
+    def _log_path(self) -> str:
+        # The log of the server that this adapter started last, also when it is dead: that is when it is wanted most.
+        running = self._state().get("running")
+        return running["log"] if running else super()._log_path()
+
+    def _remember(self, server: Mapping[str, Any]) -> None:
+        """Keep what the running server was started with, unless it is one that carries this adapter's flags."""
+        state = self._state()
+        running = state.get("running")
+        if running and (running["pid"], running["ticks"]) == (server["pid"], server["ticks"]):
+            return
+        original = state.get("original")
+        if original and server["argv"] == apply_flags(original["argv"], self.settings.args):
+            return  # someone started the patched command line by hand: what was there before it is still the original
+        original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"], env_file=self._env_file())
+        self._save({"original": original})
+
+    def _env_file(self) -> str:
+        return f"{self.host.state_dir}/service.env"
+
+    def _state(self) -> Mapping[str, Any]:
+        if self._cached is None:
+            self._cached = self.host.ask("state", put={}, get=[STATE]).get(STATE) or {}
+        return self._cached
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        self.host.ask("state", put={STATE: dict(state)}, get=[])
+        self._cached = state

@@ -1,0 +1,77 @@
+"""A server that is a systemd unit, of the system or of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from patcher.errors import UsageProblem
+from patcher.services.base import Service
+
+PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"
+
+
+class SystemdService(Service):
+    kind = "systemd"
+
+    def restart(self, *, patched: bool = True) -> None:
+        self._show()
+        self.run([*self._tool("systemctl"), "restart", self.settings.unit])
+
+    def stop(self) -> None:
+        self._show()
+        self.run([*self._tool("systemctl"), "stop", self.settings.unit])
+
+    def start(self, *, patched: bool = True) -> None:
+        self._show()
+        self.run([*self._tool("systemctl"), "start", self.settings.unit])
+
+    def main_pid(self) -> int | None:
+        return int(self._show()["MainPID"]) or None
+
+    def failure(self) -> str | None:
+        shown = self._show()
+        if shown["ActiveState"] in ("failed", "inactive"):
+            return (
+                f"{self.settings.unit} is {shown['ActiveState']} ({shown['Result']}, "
+                f"exit status {shown['ExecMainStatus']}, restarted {shown['NRestarts']} times)"
+            )
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        shown = self._show()
+        return {**super().describe(), "unit": self.settings.unit, "scope": self.settings.scope,
+                "state": f"{shown['ActiveState']} ({shown['SubState']})"}
+
+    def own_log_marker(self) -> dict[str, Any]:
+        out = self.run([*self._journal(), "--lines=0", "--show-cursor"]).stdout.decode("utf-8", "replace")
+        return {"cursor": out.rpartition("-- cursor: ")[2].strip()}
+
+    def own_log(self, marker: Mapping[str, Any]) -> str:
+        since = [f"--after-cursor={marker['cursor']}"] if marker.get("cursor") else ["--boot"]
+        return self.run([*self._journal(), "--output=cat", *since]).stdout.decode("utf-8", "replace")
+
+    def _journal(self) -> list[str]:
+        # The user's journal can be read through the system's tool; only the selector of the unit differs.
+        selector = "--user-unit" if self.settings.scope == "user" else "--unit"
+        return ["journalctl", "--no-pager", "--quiet", f"{selector}={self.settings.unit}"]
+
+    def _tool(self, name: str) -> list[str]:
+        if self.settings.scope == "system":
+            return [name]
+        # A session without PAM has no XDG_RUNTIME_DIR, and without it the user's manager is not found.
+        uid = self.run(["id", "-u"]).stdout.decode().strip()
+        return ["env", f"XDG_RUNTIME_DIR=/run/user/{uid}", name, "--user"]
+
+    def _show(self) -> dict[str, str]:
+        """The unit's properties. Raises UsageProblem when there is no such unit."""
+        argv = [*self._tool("systemctl"), "show", f"--property={PROPERTIES}", self.settings.unit]
+        lines = self.run(argv).stdout.decode("utf-8", "replace").split("\n")
+        shown = {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
+        if shown.get("LoadState") != "loaded":
+            raise UsageProblem(
+                f"there is no {self.settings.scope} unit {self.settings.unit} ({shown.get('LoadState', 'no answer')})",
+                where=self.host.name,
+                next_step="correct service.unit or service.scope in hosts.toml; `systemctl list-units` lists the units",
+            )
+        return shown
