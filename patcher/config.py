@@ -28,7 +28,9 @@ class ServiceSettings:
 
     `args` are flags set on the server's own command line while the patch is in place (adapter `process`): a string is
     the flag's value, True is a flag without value, False takes the flag off. `restart`, `stop` and `start` are argv
-    lists of the adapter `command`. `log` is the file the server writes to, where it cannot be found out.
+    lists of the adapter `command`. `control` is the argv of the program that steers the supervisor or container, where
+    it is not plain `supervisorctl` or `docker` (["/opt/sup/bin/supervisorctl", "-c", FILE], ["podman"]). `log` is the
+    file the server writes to, where it cannot be found out.
     """
 
     kind: str = "process"
@@ -36,6 +38,7 @@ class ServiceSettings:
     scope: str = "system"
     program: str = ""
     container: str = ""
+    control: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
