@@ -13,20 +13,19 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-import tomlkit
-
-from patcher import udiff
+from patcher import udiff, udiff_parse
 from patcher.errors import SeriesProblem, UsageProblem
+from patcher.series import SETTINGS, load_series, read_settings
+from patcher.series_model import Series
+from patcher.series_write import PatchText, write_series
 
 BASE = "pristine"
-ABSENT = "absent"
-PATCH_FILE = re.compile(r"\d{4}-[a-z0-9][a-z0-9-]*\.patch")
 PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 DEFAULT_STAGES = {
     "ddtree": "adds DDTree speculative decoding with greedy verification to stock SGLang",
@@ -41,12 +40,9 @@ DIFF_OPTIONS = (
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit that becomes a patch; ``changed`` maps each path to its (old, new) bytes, None where absent."""
+    """One commit; ``changed`` maps each path to its (old, new) bytes, None where absent."""
 
-    name: str
-    stage: str
-    purpose: str
-    diff: bytes
+    patch: PatchText
     changed: dict[str, tuple[bytes | None, bytes | None]]
 
 
@@ -83,61 +79,51 @@ def init(work: Path, wheel: Path, package: str, version: str, series_dir: Path) 
     (work / ".git/info/exclude").write_text("__pycache__/\n*.pyc\n")
     _commit(work, f"{package} {version}, pristine")
     _git(work, "tag", BASE)
-    if not (series_dir / "series.toml").exists():
+    if not (series_dir / SETTINGS).exists():
         return 0
-    patches = _read_settings(series_dir).get("patches", [])
-    for entry in patches:
-        raw = (series_dir / entry["file"]).read_bytes()
-        for patch in udiff.parse(raw, entry["file"]):
-            target = work / patch.path
-            new = udiff.apply(patch, target.read_bytes() if target.exists() else None)
+    series = load_series(series_dir)
+    for patch in series.patches:
+        for file in patch.files:
+            target = work / file.path
+            new = udiff.apply(file, target.read_bytes() if target.exists() else None)
             if new is None:
                 target.unlink()
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(new)
-        name = entry["file"].removesuffix(".patch")[5:]
-        _commit(work, f"{name}\n\n{entry['purpose']}\n\nStage: {entry['stage']}\n")
-    return len(patches)
+        _commit(work, f"{patch.name}\n\n{patch.purpose}\n\nStage: {patch.stage}\n")
+    return len(series.patches)
 
 
-def export(work: Path, package: str, version: str, series_dir: Path) -> list[str]:
-    """Write the commits after the tag as patches and series.toml; returns the names of the patch files.
+def export(work: Path, package: str, version: str, series_dir: Path) -> Series:
+    """Write the commits after the tag as a series.
 
-    Raises SeriesProblem for a commit that is no patch, UsageProblem for a work tree with changes that are not committed.
+    Raises SeriesProblem for a commit that is no patch, UsageProblem for a work tree with changes not committed.
     """
     if _git(work, "status", "--porcelain").strip():
-        raise UsageProblem("the work tree has changes that are not committed", where=str(work), next_step="Commit them.")
+        raise UsageProblem("the work tree has changes not committed", where=str(work), next_step="Commit them.")
     hashes = _git(work, "rev-list", "--reverse", f"{BASE}..HEAD").decode().split()
     if not hashes:
         raise SeriesProblem("no commit after the pristine one", where=str(work), next_step="Commit a change first.")
-    settings = _read_settings(series_dir) if (series_dir / "series.toml").exists() else {}
+    settings = read_settings(series_dir) if (series_dir / SETTINGS).exists() else {}
     stages = {stage["name"]: stage["purpose"] for stage in settings.get("stages", [])}
     stages |= {name: purpose for name, purpose in DEFAULT_STAGES.items() if name not in stages}
     commits = [_read_commit(work, commit, package, list(stages)) for commit in hashes]
     _check_order(commits, list(stages))
-    files = {f"{number:04}-{commit.name}.patch": _patch_text(commit) for number, commit in enumerate(commits, 1)}
-    used = [name for name in stages if any(commit.stage == name for commit in commits)]
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Written by scripts/refresh_series.py from a git work tree. Do not edit hashes by hand."))
-    document["name"] = f"{package}-{version}"
-    document["package"] = package
-    document["versions"] = settings.get("versions", [version])
-    document["ops"] = list(settings.get("ops", DEFAULT_OPS))
-    document["stages"] = _tables({"name": name, "purpose": stages[name]} for name in used)
-    document["patches"] = _tables(
-        {"file": file, "stage": commit.stage, "purpose": commit.purpose, "sha256": _sha256(text)}
-        for commit, (file, text) in zip(commits, files.items(), strict=True)
+    pristine: dict[str, bytes | None] = {}
+    for commit in commits:
+        for path, (old, _) in commit.changed.items():
+            pristine.setdefault(path, old)
+    return write_series(
+        series_dir,
+        name=f"{package}-{version}",
+        package=package,
+        versions=settings.get("versions", [version]),
+        ops=settings.get("ops", DEFAULT_OPS),
+        stages=stages,
+        patches=[commit.patch for commit in commits],
+        pristine=pristine,
     )
-    document["files"] = _states(commits, used)
-    series_dir.mkdir(parents=True, exist_ok=True)
-    for old in series_dir.iterdir():
-        if PATCH_FILE.fullmatch(old.name) and old.name not in files:
-            old.unlink()
-    for file, text in files.items():
-        (series_dir / file).write_bytes(text)
-    (series_dir / "series.toml").write_bytes(tomlkit.dumps(document).encode())
-    return list(files)
 
 
 def _unpack(wheel: Path, package: str, version: str, work: Path) -> None:
@@ -146,7 +132,7 @@ def _unpack(wheel: Path, package: str, version: str, work: Path) -> None:
     record_name = f"{package}-{version}.dist-info/RECORD"
     with zipfile.ZipFile(wheel) as archive:
         if record_name not in archive.namelist():
-            raise UsageProblem(f"not the wheel of {package} {version}", where=str(wheel), next_step="Give the right one.")
+            raise _bad_wheel(f"not the wheel of {package} {version}", wheel)
         rows = csv.reader(archive.read(record_name).decode().splitlines())
         recorded = {row[0]: row[1] for row in rows}
         for name in archive.namelist():
@@ -155,12 +141,16 @@ def _unpack(wheel: Path, package: str, version: str, work: Path) -> None:
             data = archive.read(name)
             digest = urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             if recorded.get(name) != f"sha256={digest}":
-                raise UsageProblem(f"{name} is not what the wheel's RECORD says", where=str(wheel), next_step="Fetch it anew.")
+                raise _bad_wheel(f"{name} is not what the wheel's RECORD says", wheel)
             target = work / name
             if not target.resolve().is_relative_to(work.resolve()):
-                raise UsageProblem(f"{name} leads out of the wheel", where=str(wheel), next_step="Fetch it anew.")
+                raise _bad_wheel(f"{name} leads out of the wheel", wheel)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
+
+
+def _bad_wheel(what: str, wheel: Path) -> UsageProblem:
+    return UsageProblem(what, where=str(wheel), next_step="Fetch it anew, or give another with --wheel FILE.")
 
 
 def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Commit:
@@ -176,7 +166,9 @@ def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Co
     found = re.findall(r"^Stage: *(\S+) *$", rest, re.MULTILINE)
     if len(found) != 1 or found[0] not in stages:
         raise SeriesProblem(
-            f"the commit needs one trailer 'Stage: NAME', of {', '.join(stages)}", where=where, next_step="Reword the commit."
+            f"the commit needs one trailer 'Stage: NAME', of {', '.join(stages)}",
+            where=where,
+            next_step="Reword the commit.",
         )
     body = re.sub(r"^[A-Z][A-Za-z-]+: .*$", "", rest, flags=re.MULTILINE).strip()
     purpose = " ".join(body.split("\n\n")[0].split())
@@ -185,11 +177,11 @@ def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Co
     changed = _changes(work, commit, package, where)
     # "commit^ commit" and not "commit": the latter would print the commit's id in front of the diff.
     diff = _git(work, "diff-tree", "-r", "-p", *DIFF_OPTIONS, f"{commit}^", commit)
-    for patch in udiff.parse(diff, where):
+    for patch in udiff_parse.parse(diff, where):
         old, new = changed[patch.path]
         if udiff.apply(patch, old) != new:
             raise SeriesProblem(f"the diff of {patch.path} does not produce the file", where=where)
-    return Commit(subject, found[0], purpose, diff, changed)
+    return Commit(PatchText(subject, found[0], purpose, diff), changed)
 
 
 def _changes(work: Path, commit: str, package: str, where: str) -> dict[str, tuple[bytes | None, bytes | None]]:
@@ -217,67 +209,17 @@ def _changes(work: Path, commit: str, package: str, where: str) -> dict[str, tup
 
 
 def _check_order(commits: list[Commit], stages: list[str]) -> None:
-    for before, after in zip(commits, commits[1:], strict=False):
+    patches = [commit.patch for commit in commits]
+    for before, after in pairwise(patches):
         if stages.index(after.stage) < stages.index(before.stage):
             raise SeriesProblem(
                 f"{after.name} is of stage {after.stage}, but follows {before.name} of stage {before.stage}",
                 where="series",
                 next_step=f"Reorder the commits: {', then '.join(stages)}.",
             )
-    names = [commit.name for commit in commits]
+    names = [patch.name for patch in patches]
     if len(set(names)) != len(names):
         raise SeriesProblem("two commits have the same subject", where="series", next_step="Reword one of them.")
-
-
-def _patch_text(commit: Commit) -> bytes:
-    return f"{commit.name}\n\n{commit.purpose}\n\nStage: {commit.stage}\n\n".encode() + commit.diff
-
-
-def _states(commits: list[Commit], stages: list[str]) -> tomlkit.items.Table:
-    """For each path its sha256 pristine and after each stage."""
-    first: dict[str, bytes | None] = {}
-    for commit in commits:
-        for path, (old, _) in commit.changed.items():
-            first.setdefault(path, old)
-    now = dict(first)
-    rows = {path: {BASE: _sha256_or_absent(data)} for path, data in sorted(first.items())}
-    for stage in stages:
-        for commit in commits:
-            if commit.stage == stage:
-                now |= {path: new for path, (_, new) in commit.changed.items()}
-        for path, row in rows.items():
-            row[stage] = _sha256_or_absent(now[path])
-    table = tomlkit.table(is_super_table=True)
-    for path, row in rows.items():
-        inner = tomlkit.table()
-        inner.update(row)
-        table[path] = inner
-    return table
-
-
-def _tables(rows) -> tomlkit.items.AoT:
-    array = tomlkit.aot()
-    for row in rows:
-        table = tomlkit.table()
-        table.update(row)
-        array.append(table)
-    return array
-
-
-def _read_settings(series_dir: Path) -> dict:
-    path = series_dir / "series.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SeriesProblem(f"not valid TOML: {error}", where=str(path), next_step="Restore the file.") from error
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _sha256_or_absent(data: bytes | None) -> str:
-    return ABSENT if data is None else _sha256(data)
 
 
 def _blob(work: Path, blob: str) -> bytes | None:
@@ -292,9 +234,9 @@ def _commit(work: Path, message: str) -> None:
 
 
 def _git(work: Path, *arguments: str, input: bytes = b"") -> bytes:
-    """Run git on the work tree without the user's and the machine's settings; raises UsageProblem with git's words."""
+    """Run git on the work tree without the user's and the machine's settings; raises UsageProblem with its words."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "LC_ALL": "C"}
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
     done = subprocess.run(
         ["git", "-C", str(work), *arguments], input=input, capture_output=True, env=environment, check=False
     )

@@ -1,43 +1,19 @@
-"""Unified diffs on bytes: a strict reader and a strict applier.
+"""Unified diffs on bytes: apply, reverse, make.
 
-unidiff finds the files and hunks.  What it lets through is checked here, line by line, because each of these has put a
-wrong byte somewhere before: text that is mangled, counts that do not add up, names that leave the package, changes that
-are no text.  Applying knows no offset and no fuzz: a hunk fits at the line that it names, or it is a conflict.
-
-Bytes travel through unidiff as latin-1, which maps each byte to one character and back; lines end at ``\\n`` only.
+Applying knows no offset and no fuzz: a hunk fits at the line that it names, or it is a conflict.  Lines end at ``\\n``
+only.  Reading a patch is the job of ``udiff_parse``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import diff_bytes, unified_diff
 
-from unidiff import PatchSet
-from unidiff.errors import UnidiffParseError
-
-from patcher.errors import Conflict, SeriesProblem
-from patcher.udiff_names import DEV_NULL, file_name, git_names
+from patcher.errors import Conflict
+from patcher.udiff_names import quote
 
 NO_NEWLINE = "\\ No newline at end of file"
-FOOTER = "-- "
-HUNK_START = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
-GIT_PLAIN = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+( 100(644|755))?|(new|deleted) file mode 100644")
-GIT_REFUSED = {
-    "old mode": "a change of mode",
-    "new mode": "a change of mode",
-    "new file mode 100755": "an executable file",
-    "new file mode 120000": "a symbolic link",
-    "new file mode 160000": "a submodule",
-    "deleted file mode": "the removal of something other than a plain file",
-    "index": "a symbolic link or a submodule",
-    "rename": "a rename",
-    "copy": "a copy",
-    "similarity": "a rename or copy",
-    "dissimilarity": "a rewrite",
-    "GIT binary patch": "a binary file",
-    "Binary file": "a binary file",
-}
 
 
 @dataclass(frozen=True)
@@ -68,6 +44,11 @@ class FilePatch:
     kind: str
     hunks: tuple[Hunk, ...]
 
+    def mapped(self, change: Callable[[bytes], bytes]) -> FilePatch:
+        """The same patch with each line's bytes changed."""
+        hunks = (replace(hunk, lines=tuple((tag, change(text)) for tag, text in hunk.lines)) for hunk in self.hunks)
+        return replace(self, hunks=tuple(hunks))
+
 
 def split_lines(data: bytes) -> list[bytes]:
     """Lines with their ``\\n``; nothing else ends a line (bytes.splitlines would also split at a lone ``\\r``)."""
@@ -76,67 +57,68 @@ def split_lines(data: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines] + ([last] if last else [])
 
 
-def parse(raw: bytes, source: str) -> tuple[FilePatch, ...]:
-    """Read a patch; ``source`` names it in errors.  Raises SeriesProblem, with the line, for whatever is not plain."""
-    lines = [line.decode("latin-1") for line in split_lines(raw)]
-    if not lines:
-        raise SeriesProblem("the patch is empty", where=source, next_step="Restore the patch file.")
-    patch_set = _unidiff(lines, source)
-    covered = {line.diff_line_no for file in patch_set for hunk in file for line in hunk if line.diff_line_no}
-    _check_between_hunks(lines, covered, source)
-    if not patch_set:
-        raise SeriesProblem(
-            "no change of a file in it: not a unified diff", where=source, next_step="Restore the patch file."
-        )
-    if len(lines) in covered and not lines[-1].endswith("\n"):
-        raise _problem(source, len(lines), "the last line has no line end: the patch is cut off")
-    files = tuple(_file(file, lines, source) for file in patch_set)
-    seen: set[str] = set()
-    for parsed, file in zip(files, patch_set, strict=True):
-        if parsed.path in seen:
-            raise _problem(source, file.diff_line_no, f"{parsed.path} is changed twice in one patch")
-        seen.add(parsed.path)
-    return files
-
-
 def apply(patch: FilePatch, old: bytes | None) -> bytes | None:
-    """The file after ``patch``; None stands for a file that does not exist.  Raises Conflict, with file, hunk and line."""
-    if patch.kind == "create":
-        if old is not None:
-            raise _conflict(patch, "the file that the patch creates exists already")
-        old = b""
-    elif old is None:
+    """The file after ``patch``; None is a file that does not exist.  Raises Conflict, with file, hunk and line."""
+    lines = splice(patch, None if old is None else split_lines(old))
+    if lines is None:
+        return None
+    if any(not line.endswith(b"\n") for line in lines[:-1]):
+        raise _conflict(patch, "the file's last line has no line end, and the patch writes behind it")
+    return b"".join(lines)
+
+
+def splice(patch: FilePatch, lines: list[bytes] | None) -> list[bytes] | None:
+    """``apply`` on lines, or on digests of lines with a patch that is ``mapped`` to digests."""
+    if patch.kind == "create" and lines is not None:
+        raise _conflict(patch, "the file that the patch creates exists already")
+    if patch.kind != "create" and lines is None:
         raise _conflict(patch, "the file that the patch changes does not exist")
-    lines = split_lines(old)
+    old = lines or []
     new: list[bytes] = []
     done = 0
     for number, hunk in enumerate(patch.hunks, 1):
-        new += lines[done : hunk.old_index]
-        done = hunk.old_index + len(hunk.old)
-        _must_fit(patch, number, hunk, lines)
+        _must_fit(patch, number, hunk, old)
+        new += old[done : hunk.old_index]
         new += hunk.new
-    new += lines[done:]
-    if any(not line.endswith(b"\n") for line in new[:-1]):
-        raise _conflict(patch, "the file's last line has no line end, and the patch writes behind it")
-    if patch.kind == "delete":
-        if new:
-            raise _conflict(patch, f"the patch removes the file, but {len(new)} lines would be left")
-        return None
-    return b"".join(new)
-
-
-def first_mismatch(patch: FilePatch, old: bytes) -> tuple[int, int, bytes, bytes | None] | None:
-    """(hunk number, line, expected, found or None past the end) of the first line that does not fit; None if all fit."""
-    lines = split_lines(old)
-    for number, hunk in enumerate(patch.hunks, 1):
-        for offset, expected in enumerate(hunk.old):
-            at = hunk.old_index + offset
-            found = lines[at] if at < len(lines) else None
-            if found != expected:
-                return number, at + 1, expected, found
-        if hunk.old_index > len(lines):
-            return number, hunk.old_index, b"", None
+        done = hunk.old_index + len(hunk.old)
+    new += old[done:]
+    if patch.kind != "delete":
+        return new
+    if new:
+        raise _conflict(patch, f"the patch removes the file, but {len(new)} lines would be left")
     return None
+
+
+def reverse(patch: FilePatch) -> FilePatch:
+    """The patch that undoes ``patch``."""
+    kind = {"create": "delete", "delete": "create", "modify": "modify"}[patch.kind]
+    swap = {b" ": b" ", b"-": b"+", b"+": b"-"}
+    hunks = []
+    shift = 0
+    for hunk in patch.hunks:
+        lines = tuple((swap[tag], text) for tag, text in hunk.lines)
+        hunks.append(Hunk(hunk.old_index + shift, hunk.patch_line, lines))
+        shift += len(hunk.new) - len(hunk.old)
+    return FilePatch(patch.path, kind, tuple(hunks))
+
+
+def make(path: str, old: bytes | None, new: bytes | None) -> bytes:
+    """A unified diff of one file, as git writes it; None is a file that does not exist.  Empty if nothing differs."""
+    if old == new:
+        return b""
+    names = [quote(f"{side}/{path}") for side in "ab"]
+    head = f"diff --git {names[0]} {names[1]}\n"
+    if old is None:
+        head += "new file mode 100644\n"
+    if new is None:
+        head += "deleted file mode 100644\n"
+    sides = ("/dev/null" if old is None else names[0], "/dev/null" if new is None else names[1])
+    sides = tuple(f"{side}\t" if " " in side else side for side in sides)
+    body = diff_bytes(
+        unified_diff, split_lines(old or b""), split_lines(new or b""), *(side.encode() for side in sides)
+    )
+    ended = (line if line.endswith(b"\n") else b"%s\n%s\n" % (line, NO_NEWLINE.encode()) for line in body)
+    return head.encode() + b"".join(ended)
 
 
 def show(line: bytes | None) -> str:
@@ -148,167 +130,14 @@ def show(line: bytes | None) -> str:
 
 
 def _must_fit(patch: FilePatch, number: int, hunk: Hunk, lines: list[bytes]) -> None:
-    single = FilePatch(patch.path, patch.kind, (hunk,))
-    mismatch = first_mismatch(single, b"".join(lines))
-    if mismatch is None:
-        return
-    _, line, expected, found = mismatch
-    raise Conflict(
-        f"hunk {number} does not fit at line {line}: expected {show(expected)}, found {show(found)}",
-        where=patch.path,
-        next_step="Restore the pristine file, or port the series to this version.",
-    )
+    if hunk.old_index > len(lines):
+        raise _conflict(patch, f"hunk {number} starts at line {hunk.old_index + 1}, the file has {len(lines)} lines")
+    for line, expected in enumerate(hunk.old, hunk.old_index + 1):
+        found = lines[line - 1] if line <= len(lines) else None
+        if found != expected:
+            what = f"hunk {number} does not fit at line {line}: expected {show(expected)}, found {show(found)}"
+            raise _conflict(patch, what)
 
 
 def _conflict(patch: FilePatch, what: str) -> Conflict:
     return Conflict(what, where=patch.path, next_step="Restore the pristine file, or port the series to this version.")
-
-
-def _problem(source: str, line: int, what: str) -> SeriesProblem:
-    return SeriesProblem(what, where=f"{source}, line {line}", next_step="Restore the patch file.")
-
-
-def _unidiff(lines: list[str], source: str) -> PatchSet:
-    at = 0
-
-    def feed() -> Iterator[str]:
-        nonlocal at
-        for at, line in enumerate(lines, 1):
-            yield line
-
-    try:
-        return PatchSet(feed())
-    except UnidiffParseError as error:
-        # unidiff's message quotes the line or says what is wrong with the counts; it knows no line number, the feed does.
-        raise _problem(source, at, f"not a valid unified diff: {str(error).strip()}") from error
-
-
-def _check_between_hunks(lines: list[str], covered: set[int], source: str) -> None:
-    """Every line outside of hunks must be one that is understood: unidiff takes unknown lines for comments."""
-    state = "preamble"
-    for number, line in enumerate(lines, 1):
-        if number in covered:
-            state = "body"
-            continue
-        text = line.removesuffix("\n")
-        previous, state = state, _next_state(state, text)
-        if state == "?":
-            raise _problem(source, number, _why_refused(previous, text))
-        if state not in ("preamble", "footer") and text.endswith("\r"):
-            raise _problem(source, number, "the patch has CRLF line ends: it was mangled on its way")
-    if state in ("source", "target", "hunk"):
-        raise _problem(source, len(lines), "the patch ends in the middle of a file's header")
-
-
-def _next_state(state: str, text: str) -> str:
-    """The grammar outside of hunk bodies; "?" for a line that has no place there."""
-    if state == "footer":
-        return "?" if re.match(r"diff |--- |\+\+\+ |@@ ", text) else "footer"
-    if state == "source":
-        return "target" if text.startswith("+++ ") else "?"
-    if state == "target" or (state in ("body", "blank", "marker") and text.startswith("@@ ")):
-        return "hunk" if HUNK_START.match(text) else "?"
-    if text.startswith("diff --git ") and state != "hunk":
-        return "git"
-    if text.startswith("--- ") and state != "hunk":
-        return "source"
-    if state == "git":
-        return "git" if GIT_PLAIN.fullmatch(text) or not text else "?"
-    if state == "preamble":
-        return "?" if text.startswith(("+++ ", "@@ ", "GIT binary patch", "Binary file")) else "preamble"
-    if text == NO_NEWLINE and state == "body":
-        return "marker"
-    if not text:
-        return "blank"
-    return "footer" if text == FOOTER else "?"
-
-
-def _why_refused(state: str, text: str) -> str:
-    for start, what in GIT_REFUSED.items():
-        if text.startswith(start):
-            return f"{what} is not supported: {text!r}"
-    if state == "source":
-        return f"a line '+++ NAME' must follow '--- NAME', not {text!r}"
-    if state == "body":
-        return f"{text!r} stands behind the lines that the hunk's header counts"
-    return f"a line that belongs to no unified diff: {text!r}"
-
-
-def _file(file, lines: list[str], source: str) -> FilePatch:
-    at = file.diff_line_no
-    git = git_names(lines[at - 1], source, at)
-    has_header = bool(file)
-    if has_header:
-        header = file[0][0].diff_line_no - 1
-        names = file_name(lines[header - 3], lines[header - 2], source, header - 2)
-    else:
-        names = git
-    info = [str(line).strip() for line in file.patch_info or ()]
-    created = any(line.startswith("new file") for line in info)
-    deleted = any(line.startswith("deleted file") for line in info)
-    if names is None or (not has_header and not (created or deleted)):
-        raise _problem(source, at, "a file without any hunk")
-    old, new = names
-    if created and old is not None and has_header or deleted and new is not None and has_header:
-        raise _problem(source, at, f"the header says both that the file is new or deleted and that it is not: {names}")
-    path = old or new
-    if path is None or (git is not None and path not in git):
-        raise _problem(source, at, "the names in the file's header differ")
-    if created and deleted:
-        raise _problem(source, at, "the header says both that the file is new and that it is deleted")
-    kind = "create" if created or old is None else "delete" if deleted or new is None else "modify"
-    hunks = _hunks(file, lines, source)
-    if kind == "create" and any(hunk.old for hunk in hunks) or kind == "delete" and any(hunk.new for hunk in hunks):
-        raise _problem(source, at, f"the hunk does not {kind} {path} as the header says")
-    return FilePatch(path, kind, hunks)
-
-
-def _hunks(file, lines: list[str], source: str) -> tuple[Hunk, ...]:
-    hunks = []
-    end = shift = 0
-    for parsed in file:
-        header = parsed[0].diff_line_no - 1
-        body = _body(parsed, lines, source)
-        hunk = Hunk(_index(parsed.source_start, parsed.source_length), header, body)
-        new_index = _index(parsed.target_start, parsed.target_length)
-        if min(hunk.old_index, new_index) < 0:
-            raise _problem(source, header, "a hunk of lines cannot start at line 0")
-        if hunk.old_index < end:
-            raise _problem(source, header, "the hunk overlaps the one before it, or stands in the wrong order")
-        if new_index != hunk.old_index + shift:
-            raise _problem(source, header, "the hunk's old and new line numbers contradict the hunks before it")
-        if not any(tag != b" " for tag, _ in body):
-            raise _problem(source, header, "the hunk changes nothing")
-        end = hunk.old_index + len(hunk.old)
-        shift += len(hunk.new) - len(hunk.old)
-        hunks.append(hunk)
-    return tuple(hunks)
-
-
-def _index(start: int, length: int) -> int:
-    # "-5,0" means behind line 5; "-5,2" means from line 5 on.
-    return start if length == 0 else start - 1
-
-
-def _body(parsed, lines: list[str], source: str) -> tuple[tuple[bytes, bytes], ...]:
-    body: list[tuple[bytes, bytes]] = []
-    first = parsed[0].diff_line_no
-    last = max(line.diff_line_no for line in parsed if line.diff_line_no)
-    if last < len(lines) and lines[last].startswith("\\"):
-        last += 1
-    ended: set[bytes] = set()
-    for number in range(first, last + 1):
-        text = lines[number - 1]
-        if text.startswith("\\"):
-            if text.removesuffix("\n") != NO_NEWLINE or not body or not body[-1][1].endswith(b"\n"):
-                raise _problem(source, number, f"not understood: {text!r}")
-            tag, line = body[-1]
-            body[-1] = tag, line.removesuffix(b"\n")
-            ended |= {b"-", b"+"} if tag == b" " else {tag}
-            continue
-        # A blank context line often loses its one space on the way; the counts say that it is one.
-        tag, line = (" ", text) if text in ("\n", "\r\n") else (text[0], text[1:])
-        if tag.encode() in ended or (tag == " " and ended):
-            raise _problem(source, number, "a line follows one that is marked as the file's last")
-        body.append((tag.encode(), line.encode("latin-1")))
-    return tuple(body)

@@ -41,6 +41,14 @@ def git_names(line: str, source: str, number: int) -> tuple[str | None, str | No
     return _pair(_unquote(old, source, number), _unquote(new, source, number), source, number)
 
 
+def quote(path: str) -> str:
+    """The name as git writes it in a header: in quotes, with escapes, if it holds anything but plain ASCII."""
+    data = path.encode()
+    if all(32 <= byte < 127 and byte not in b'"\\' for byte in data):
+        return path
+    return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:03o}" for b in data) + '"'
+
+
 def _header_name(text: str, source: str, line: int) -> str:
     name = text.removesuffix("\n")
     if name.endswith("\r"):
@@ -72,7 +80,7 @@ def _unquote(name: str, source: str, line: int) -> str:
 def _pair(old: str, new: str, source: str, line: int) -> tuple[str | None, str | None]:
     sides = [None if name == DEV_NULL else name for name in (old, new)]
     if None in sides:
-        # With one side only, a prefix cannot be told from a folder by comparison: the usual ones are taken for prefixes.
+        # One side alone cannot tell a prefix from a folder: the usual ones are taken for prefixes.
         sides = [name[2:] if name and PREFIXED.match(name) else name for name in sides]
     elif old != new:
         both = PREFIXED.match(old) and PREFIXED.match(new) and old[2:] == new[2:]

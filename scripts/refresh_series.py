@@ -27,13 +27,13 @@ from patcher.errors import DdtreePatchError  # noqa: E402
 @click.option("--init", "make", is_flag=True, help="Make the work tree instead of exporting from it.")
 @click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The release's wheel.")
 @click.option("--package", default="sglang", show_default=True)
-@click.option("--patches", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "patches", show_default=True)
+@click.option("--patches", default=ROOT / "patches", type=click.Path(file_okay=False, path_type=Path))
 def main(version: str, work: Path, make: bool, wheel: Path | None, package: str, patches: Path) -> None:
     series_dir = patches / f"{package}-{version}"
     try:
         if not make:
-            names = fork.export(work, package, version, series_dir)
-            click.echo("\n".join([f"{series_dir}: {len(names)} patches", *names]))
+            series = fork.export(work, package, version, series_dir)
+            click.echo(f"{series_dir}: {len(series.patches)} patches, {len(series.files)} files")
             return
         with tempfile.TemporaryDirectory() as directory:
             source = wheel or fork.download_wheel(package, version, Path(directory))

@@ -1,0 +1,243 @@
+"""The catalogue of patch series: loaded, and checked as a whole before any host is asked.
+
+A series is a directory: series.toml, the patches, and lines.json, which holds for each pristine file the first bytes of
+each line's sha256.  The latter names the very line in which an installed file differs, without any text of that file.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import re
+import tomllib
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from patcher import udiff, udiff_parse
+from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
+from patcher.series_model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+
+ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
+ABSENT = "absent"
+SETTINGS = "series.toml"
+LINES = "lines.json"
+DIGEST_SIZE = len(line_digest(b""))
+PATCH_FILE = re.compile(r"\d{4}-([a-z0-9][a-z0-9-]*)\.patch")
+STAGE_NAME = re.compile(r"[a-z][a-z0-9-]*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def load_series(directory: Path) -> Series:
+    """Read and check one series.  Raises SeriesProblem, which names the file and what is wrong with it."""
+    where = str(directory / SETTINGS)
+    table = read_settings(directory)
+    _keys(table, {"name": str, "package": str, "versions": list, "ops": list, "stages": list, "patches": list,
+                  "files": dict, "lines_sha256": str}, where)  # fmt: skip
+    stages = tuple(_stage(entry, where) for entry in table["stages"])
+    series = Series(
+        name=table["name"],
+        package=table["package"],
+        versions=_strings(table["versions"], "versions", where),
+        stages=stages,
+        patches=tuple(_patch(directory, entry, where) for entry in table["patches"]),
+        files={path: _file_state(path, entry, stages, where) for path, entry in table["files"].items()},
+        ops=_strings(table["ops"], "ops", where),
+        line_digests=_lines(directory, table["lines_sha256"]),
+        directory=directory,
+    )
+    _check_stages(series, where)
+    _check_paths(series, where)
+    for path in series.files:
+        _check_chain(series, path, where)
+    return series
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """series.toml as it stands there; raises SeriesProblem if it cannot be read."""
+    path = directory / SETTINGS
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _problem(f"cannot be read: {error}", str(path)) from error
+
+
+def check_against(series: Series, pristine: Mapping[str, bytes | None]) -> None:
+    """Prove with the pristine files that each stage has the hashes that series.toml says; raises SeriesProblem."""
+    for path, file in series.files.items():
+        if sha256(pristine[path]) != file.pristine:
+            raise _problem(f"{path} is not the pristine file that series.toml names", series.name)
+        for stage in series.stages:
+            try:
+                series.render(path, pristine[path], stage.name)
+            except Conflict as error:
+                raise _problem(f"stage {stage.name} does not come out right: {error}", series.name) from error
+
+
+def catalogue(root: Path | None = None) -> tuple[Series, ...]:
+    """Every series below ``root`` (else $DDTREE_PATCH_SERIES_ROOT, else patches/ beside this package), by name.
+
+    Raises SeriesProblem if there is none, one is wrong, or two claim the same version of the same package.
+    """
+    if root is None:
+        root = Path(os.environ.get(ROOT_VARIABLE) or Path(__file__).resolve().parent.parent / "patches")
+    found = tuple(load_series(path.parent) for path in sorted(root.glob("*/series.toml")))
+    if not found:
+        raise SeriesProblem(
+            "no series found", where=str(root), next_step=f"Name the directory of the series in ${ROOT_VARIABLE}."
+        )
+    claims: dict[tuple[str, str], str] = {}
+    for series in found:
+        for version in series.versions:
+            other = claims.setdefault((series.package, version), series.name)
+            if other != series.name:
+                raise _problem(f"{other} and {series.name} are both for {series.package} {version}", str(root))
+    return found
+
+
+def choose(series: Iterable[Series], package: str, version: str) -> Series:
+    """The series made for exactly this version; raises UnsupportedVersion, which names those that are supported."""
+    candidates = [one for one in series if one.package == package]
+    for one in candidates:
+        if version in one.versions:
+            return one
+    supported = ", ".join(version for one in candidates for version in one.versions)
+    raise UnsupportedVersion(
+        f"no series is made for {package} {version}",
+        where=package,
+        next_step=f"Install one of: {supported}." if supported else f"There is no series for {package} at all.",
+    )
+
+
+def _stage(entry: Any, where: str) -> Stage:
+    _keys(entry, {"name": str, "purpose": str}, where)
+    if not STAGE_NAME.fullmatch(entry["name"]) or entry["name"] in (PRISTINE, UNKNOWN):
+        raise _problem(f"{entry['name']!r} is no name for a stage", where)
+    return Stage(entry["name"], entry["purpose"])
+
+
+def _patch(directory: Path, entry: Any, where: str) -> Patch:
+    _keys(entry, {"file": str, "stage": str, "purpose": str, "sha256": str}, where)
+    name = PATCH_FILE.fullmatch(entry["file"])
+    if not name:
+        raise _problem(f"{entry['file']!r} is not named like 0001-some-name.patch", where)
+    path = directory / entry["file"]
+    raw = _read(path)
+    if sha256(raw) != entry["sha256"]:
+        raise _problem("the patch is not the one that series.toml names: its sha256 differs", str(path))
+    return Patch(name[1], entry["stage"], entry["purpose"], udiff_parse.parse(raw, str(path)), entry["sha256"])
+
+
+def _file_state(path: str, entry: Any, stages: tuple[Stage, ...], where: str) -> FileState:
+    names = [stage.name for stage in stages]
+    _keys(entry, dict.fromkeys([PRISTINE, *names], str), f"{where}, {path}")
+    for value in entry.values():
+        if value != ABSENT and not SHA256.fullmatch(value):
+            raise _problem(f"{value!r} is neither a sha256 nor {ABSENT!r}", f"{where}, {path}")
+    hashes = {name: None if value == ABSENT else value for name, value in entry.items()}
+    return FileState(hashes[PRISTINE], {name: hashes[name] for name in names})
+
+
+def _lines(directory: Path, expected: str) -> dict[str, tuple[bytes, ...]]:
+    path = directory / LINES
+    raw = _read(path)
+    if sha256(raw) != expected:
+        raise _problem("not the file that series.toml names: its sha256 differs", str(path))
+    try:
+        packed = {name: b64decode(text, validate=True) for name, text in json.loads(raw).items()}
+    except (ValueError, AttributeError, TypeError, binascii.Error) as error:
+        raise _problem(f"cannot be read: {error}", str(path)) from error
+    return {
+        name: tuple(data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE))
+        for name, data in packed.items()
+    }
+
+
+def _check_stages(series: Series, where: str) -> None:
+    names = [stage.name for stage in series.stages]
+    if len(set(names)) != len(names) or not names:
+        raise _problem("the stages' names are not distinct, or there is none", where)
+    used = [patch.stage for patch in series.patches]
+    for stage in used:
+        if stage not in names:
+            raise _problem(f"a patch is of stage {stage!r}, which is not listed", where)
+    if used != sorted(used, key=names.index):
+        raise _problem("the patches are not in the order of their stages", where)
+    for name in names:
+        if name not in used:
+            raise _problem(f"no patch is of stage {name}", where)
+
+
+def _check_paths(series: Series, where: str) -> None:
+    listed = {patch.name for patch in series.patches}
+    there = {path.name for path in series.directory.glob("*.patch")}
+    if len(listed) != len(series.patches) or len(there) != len(listed):
+        raise _problem(f"{len(there)} patch files are there, {len(listed)} distinct names are listed", where)
+    touched = {file.path for patch in series.patches for file in patch.files}
+    for path in sorted(touched):
+        if not path.startswith(f"{series.package}/"):
+            raise _problem(f"a patch touches {path}, which is not in the installed {series.package}/", where)
+    if touched != set(series.files):
+        odd = ", ".join(sorted(touched ^ set(series.files)))
+        raise _problem(f"the files that patches touch and those that are listed differ: {odd}", where)
+    pristine = {path for path, file in series.files.items() if file.pristine is not None}
+    if pristine != set(series.line_digests):
+        odd = ", ".join(sorted(pristine ^ set(series.line_digests)))
+        raise _problem(f"{LINES} is not about the files that exist pristine: {odd}", where)
+
+
+def _check_chain(series: Series, path: str, where: str) -> None:
+    """The patches fit each other and the pristine lines, and a hash changes exactly where a patch touches the file."""
+    before = PRISTINE
+    lines = list(series.line_digests[path]) if path in series.line_digests else None
+    data = None
+    known = lines is None
+    for stage in series.stages:
+        touched = False
+        for patch in series.patches:
+            for file in patch.files:
+                if patch.stage != stage.name or file.path != path:
+                    continue
+                touched = True
+                try:
+                    lines = udiff.splice(file.mapped(line_digest), lines)
+                    data = udiff.apply(file, data) if known else None
+                except Conflict as error:
+                    raise _problem(f"{patch.name} does not fit what comes before it: {error}", where) from error
+                if lines is None:
+                    data, known = None, True
+        after = series.sha256(path, stage.name)
+        if (after is None) != (lines is None) or (known and sha256(data) != after):
+            raise _problem(f"{path}: the patches do not produce the hash listed for stage {stage.name}", where)
+        if touched == (after == series.sha256(path, before)):
+            raise _problem(f"{path}: the hash listed for stage {stage.name} contradicts the patches", where)
+        before = stage.name
+
+
+def _keys(table: Any, expected: Mapping[str, type], where: str) -> None:
+    if not isinstance(table, dict):
+        raise _problem(f"a table was expected, not {table!r}", where)
+    for key in sorted(set(table) ^ set(expected)):
+        raise _problem(f"unknown key {key!r}" if key in table else f"the key {key!r} is missing", where)
+    for key, kind in expected.items():
+        if not isinstance(table[key], kind):
+            raise _problem(f"{key} is not a {kind.__name__}", where)
+
+
+def _strings(values: list[Any], key: str, where: str) -> tuple[str, ...]:
+    if not values or len(set(map(str, values))) != len(values) or not all(isinstance(value, str) for value in values):
+        raise _problem(f"{key} is not a list of distinct texts", where)
+    return tuple(values)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _problem(f"cannot be read: {error.strerror}", str(path)) from error
+
+
+def _problem(what: str, where: str) -> SeriesProblem:
+    return SeriesProblem(what, where=where, next_step="Restore the series, or refresh it from its work tree.")
