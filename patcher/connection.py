@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 DEAD_LINK_MS = 60_000  # how long sent bytes may stay unacknowledged
+QUIET = 5.0  # seconds of silence after a program's end that end its output
 SUDO = ("sudo", "-n", "--")
 
 
@@ -118,8 +119,7 @@ class LocalConnection(Connection):
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise _too_slow(self.name, argv, timeout) from None
-            # A child that outlives the program may keep the pipes open for ever: what has come by then is all.
-            streams.finish(5.0)
+            streams.finish()
         return Completed(process.returncode, streams.stdout, streams.stderr)
 
     def open_socket(self, host: str, port: int, timeout: float | None = 30) -> socket.socket:
@@ -196,7 +196,6 @@ class SshConnection(Connection):
     def _run(self, argv: list[str], input: bytes, timeout: float | None,
              on_stderr: Callable[[bytes], None]) -> Completed:
         command = shlex.join(argv)
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
                 channel.exec_command(command)
@@ -205,7 +204,7 @@ class SshConnection(Connection):
                 streams.start(input)
                 if not channel.status_event.wait(timeout):
                     raise _too_slow(self.name, argv, timeout)
-                streams.finish(30.0 if deadline is None else max(1.0, min(30.0, deadline - time.monotonic())))
+                streams.finish()
                 rc = channel.recv_exit_status()
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost(error) from error
@@ -271,11 +270,21 @@ class _Streams:
             thread.start()
         threading.Thread(target=self._feed, args=(input,), daemon=True).start()
 
-    def finish(self, seconds: float) -> None:
-        """Wait until both outputs ended, SECONDS at most."""
-        deadline = time.monotonic() + seconds
-        for thread in self._drains:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def finish(self) -> None:
+        """Wait for the ends of both outputs once the program has ended.
+
+        What it wrote last may still be on its way, so this goes on while bytes come; but a child that
+        outlives the program may keep the streams open for ever: silence for QUIET seconds is the end.
+        """
+        seen, since = -1, time.monotonic()
+        while any(thread.is_alive() for thread in self._drains):
+            count = len(self._out) + len(self._err)
+            if count != seen:
+                seen, since = count, time.monotonic()
+            elif time.monotonic() - since > QUIET:
+                return
+            for thread in self._drains:
+                thread.join(0.05)
 
     def _feed(self, input: bytes) -> None:
         try:

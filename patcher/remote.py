@@ -1,0 +1,82 @@
+"""Talk to the agent: one request, one exec channel, one reply or one typed error."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from patcher import errors
+from patcher.connection import Completed, Connection
+
+BOOTSTRAP = 'import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"ddtree_agent","exec"))'
+ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
+
+
+def call_agent(connection: Connection, python: str, request: dict[str, Any], *, timeout: float | None = 600,
+               on_stderr: Callable[[bytes], None] | None = None) -> dict[str, Any]:
+    """Run one operation of the agent on the host and return its reply.
+
+    python: the interpreter that runs it; for everything but `processes` and trees that is the environment's own.
+    request: "op", the target ("package", "site_packages") and what the operation needs; see agent.py.
+    timeout: seconds. on_stderr: called with pieces of standard error as they come.
+    Raises the typed error that the agent names; HostUnreachable when no whole reply came;
+    NoInstallation when PYTHON is not there or too old; DdtreePatchError with a trace for a bug of the agent.
+    """
+    nonce = secrets.token_hex(16)
+    source = _source()
+    sent = json.dumps({"who": _who(), **request, "nonce": nonce}).encode()
+    done = connection.run([python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout,
+                          on_stderr=on_stderr)
+    reply = _unframe(done.stdout, nonce)
+    if reply is None:
+        raise _no_reply(connection, python, done)
+    if "error" in reply:
+        raise _as_error(reply["error"], connection.name)
+    return reply
+
+
+@functools.cache
+def _source() -> bytes:
+    return Path(__file__).with_name("agent.py").read_bytes()
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def _unframe(stdout: bytes, nonce: str) -> dict[str, Any] | None:
+    """The reply between whatever else the login printed, None if it is not there as a whole."""
+    match = re.search(rb"<<ddtree-agent %s (\d+)>>\n" % nonce.encode(), stdout)
+    if match is None:
+        return None
+    data = stdout[match.end():match.end() + int(match[1])]
+    return json.loads(data) if len(data) == int(match[1]) else None
+
+
+def _as_error(error: dict[str, Any], host: str) -> errors.DdtreePatchError:
+    where = f"{host}: {error['where']}" if error.get("where") else host
+    common = {"where": where, "next_step": error.get("next", ""), "detail": error.get("detail", "")}
+    if error["kind"] == "RollbackFailed":
+        return errors.RollbackFailed(error["what"], commands=error.get("commands", ()), **common)
+    kind = getattr(errors, error["kind"], errors.DdtreePatchError)
+    return kind(error["what"], **common)
+
+
+def _no_reply(connection: Connection, python: str, done: Completed) -> errors.DdtreePatchError:
+    said = done.stderr.decode(errors="replace").strip()
+    if done.rc in (126, 127):
+        return errors.NoInstallation(f"there is no interpreter {python}", where=connection.name, detail=said,
+                                     next_step="give the environment that serves: --venv")
+    if "SyntaxError" in said or "unknown option -I" in said.lower():
+        return errors.NoInstallation(f"{python} is no CPython 3.9 or later", where=connection.name, detail=said,
+                                     next_step="give the environment that serves: --venv")
+    return errors.HostUnreachable(f"the agent ended without an answer (exit status {done.rc})", where=connection.name,
+                                  detail=said,
+                                  next_step="run the command again: it says where the host stands, and finishes or undoes")
