@@ -10,21 +10,25 @@ patch still finds every file as the wheel shipped it. What is shimmed, and why:
   A stand-in has them; calling one raises. The sampling kernel is NOT among them: as on other hardware without
   it, sglang finds no `tree_speculative_sampling_target_only`.
 * torch.Tensor.record_stream: CPU tensors have no streams.
+* the draft model's input: sglang hands it over as bfloat16 whatever --dtype says; it is cast to the draft's own type,
+  so that a float32 pair, whose texts do not depend on the shape of a batch, can be served.
 * the attention backend "triton", only with SGLANG_CPU_NATIVE_ATTN=1: the same attention by torch's own
   scaled_dot_product_attention, since interpreted Triton kernels are some twenty times slower. It honours the
   allow-mask of a tree verify.
 
-The last two act only with SGLANG_USE_CPU_ENGINE=1, sglang's own switch for this device.
+The last three act only with SGLANG_USE_CPU_ENGINE=1, sglang's own switch for this device.
 """
 
 import importlib.abc
 import importlib.machinery
+import inspect
 import os
 import sys
 import types
 from collections.abc import Callable
 
 ATTENTION_REGISTRY = "sglang.srt.layers.attention.attention_registry"
+DRAFT_MODEL = "sglang.srt.models.dflash"
 
 
 # ---- stand-in for sgl_kernel -------------------------------------------------------------------------------
@@ -72,6 +76,18 @@ def _ignore_streams() -> None:
     import torch
 
     torch.Tensor.record_stream = lambda self, stream: None
+
+
+def _cast_draft_input(models: types.ModuleType) -> None:
+    draft_model = models.DFlashDraftModel
+    forward = draft_model.forward
+
+    def cast_then_forward(self, *args, input_embeds, **kwargs):
+        return forward(self, *args, input_embeds=input_embeds.to(self.fc.weight.dtype), **kwargs)
+
+    # sglang looks for the name of the parameter before it passes one
+    cast_then_forward.__signature__ = inspect.signature(forward)
+    draft_model.forward = cast_then_forward
 
 
 def _register_native_attention(registry: types.ModuleType) -> None:
@@ -184,6 +200,7 @@ class CpuShims(importlib.abc.MetaPathFinder):
         if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
             self.before["sglang"] = _ignore_streams
             self.after[ATTENTION_REGISTRY] = _register_native_attention
+            self.after[DRAFT_MODEL] = _cast_draft_input
 
     def find_spec(self, name, path=None, target=None):
         prepare = self.before.pop(name, None)  # once: a second import of the name has nothing to prepare
