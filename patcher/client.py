@@ -169,7 +169,8 @@ class SglangClient:
             data = response.read()
         except ConnectionRefusedError as error:
             raise ServerRefused(
-                f"nobody listens on port {self.port}", where=where, next_step="start the server, or correct endpoint.port"
+                f"nobody listens on port {self.port}", where=where,
+                next_step="start the server, or correct endpoint.port",
             ) from error
         except TimeoutError as error:
             raise ServerTimeout(

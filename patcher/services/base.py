@@ -21,6 +21,8 @@ HOST_SCRIPT = Path(__file__).with_name("host_script.py")
 COMMAND_TIMEOUT_S = 600.0
 LOG_LIMIT = 8 << 20  # bytes of log that are fetched at most: the last ones
 LAST_LINES = 30
+# How exactly a process's start is known: its tick is 1/100 s, and the clock is adjusted by as much meanwhile.
+CLOCK_SLACK_S = 0.05
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from /proc to a file that only its owner can read, and never travels.
 A process is named by its id and its start tick together, since ids are used again.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -274,10 +275,8 @@ def stop(request):
 
 def send(pid, ticks, number):
     if is_alive(pid, ticks):
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself in between
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass  # it ended by itself in between
 
 
 def wait_gpu_free():
@@ -300,7 +299,7 @@ def wait_gpu_free():
 def gpu_used():
     """MiB used on each GPU; None where nvidia-smi does not work (no driver)."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     numbers = re.findall(r"^\s*(\d+)\s*$", result.stdout.decode("ascii", "replace"), re.MULTILINE)
     return [int(number) for number in numbers] if result.returncode == 0 and numbers else None
 

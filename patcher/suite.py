@@ -1,0 +1,145 @@
+"""A smoke suite: the prompts, temperatures and limits that a server is tried with. Read from a TOML file, strictly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from patcher.errors import UsageProblem
+
+SUITES = Path(__file__).resolve().parent.parent / "configs" / "smoke"
+DEFAULT_SUITE = "default"
+
+# Every sampling path of a server, by the parameters that lead to it. The first request of each may compile kernels.
+SAMPLING_PATHS: dict[str, dict[str, Any]] = {
+    "temperature": {},
+    "top_k": {"top_k": 20},
+    "top_p": {"top_p": 0.95},
+    "top_k_top_p": {"top_k": 20, "top_p": 0.95},
+    "min_p": {"min_p": 0.05},
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Either `text` or `input_ids`: servers without tokenizer take ids only."""
+
+    name: str
+    text: str = ""
+    input_ids: tuple[int, ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """The prompt's part of a /generate request."""
+        return {"input_ids": list(self.input_ids)} if self.input_ids else {"text": self.text}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """`temperatures` begin with 0; the highest one must give diverse outputs.
+
+    `samples`: how often one prompt is asked at each temperature above 0. `concurrency`: requests at a time there.
+    `paths`: keys of SAMPLING_PATHS. `timeout`: seconds for one request. `min_acceptance_ratio`: the lowest acceptance
+    length, as a share of the one at temperature 0, that passes.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    max_new_tokens: int = 64
+    samples: int = 16
+    concurrency: int = 4
+    timeout: float = 300.0
+    paths: tuple[str, ...] = tuple(SAMPLING_PATHS)
+    min_acceptance_ratio: float = 0.25
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two suites whose greedy outputs can be compared."""
+        asked = [[prompt.name, prompt.payload()] for prompt in self.prompts]
+        return hashlib.sha256(json.dumps([self.max_new_tokens, asked]).encode()).hexdigest()
+
+
+def load_suite(which: str = "") -> Suite:
+    """A suite by the path of its file, or by its name in configs/smoke; empty: the default one.
+
+    Raises UsageProblem for a file that is missing, not TOML, or has an unknown key or an impossible value.
+    """
+    path = Path(which) if which.endswith(".toml") else SUITES / f"{which or DEFAULT_SUITE}.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(sorted(file.stem for file in SUITES.glob("*.toml")))
+        raise UsageProblem(
+            f"cannot read the smoke suite: {error.strerror}", where=str(path),
+            next_step=f"give a path that ends in .toml, or one of: {known}",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"not a TOML file: {error}", where=str(path), next_step="correct that place") from error
+    return _suite(document, path)
+
+
+def _suite(document: Mapping[str, Any], path: Path) -> Suite:
+    kinds = {field.name: field.type for field in fields(Suite)}
+    values: dict[str, Any] = {"name": path.stem}
+    for key, value in document.items():
+        kind = kinds.get(key)
+        if kind is None:
+            raise _refuse(path, key, f"unknown key; known are {', '.join(kinds)}")
+        if key == "prompts":
+            values[key] = tuple(_prompt(entry, path) for entry in _list_of(value, dict, key, path))
+        elif kind == "tuple[float, ...]":
+            values[key] = tuple(float(item) for item in _list_of(value, (int, float), key, path))
+        elif kind == "tuple[str, ...]":
+            values[key] = tuple(_list_of(value, str, key, path))
+        else:
+            expected = {"str": str, "int": int, "float": (int, float)}[kind]
+            if not isinstance(value, expected) or isinstance(value, bool):
+                raise _refuse(path, key, f"{value!r} is no {kind}")
+            values[key] = value
+    suite = Suite(**{"prompts": ()} | values)
+    _check(suite, path)
+    return suite
+
+
+def _prompt(entry: Mapping[str, Any], path: Path) -> Prompt:
+    unknown = set(entry) - {"name", "text", "input_ids"}
+    if unknown or not isinstance(entry.get("name"), str):
+        raise _refuse(path, "prompts", "each has a name, and text or input_ids, and nothing else")
+    text, ids = entry.get("text", ""), entry.get("input_ids", [])
+    if not isinstance(text, str) or not isinstance(ids, list) or bool(text) == bool(ids):
+        raise _refuse(path, f"prompts.{entry['name']}", "needs either text or input_ids")
+    return Prompt(entry["name"], text, tuple(_list_of(ids, int, f"prompts.{entry['name']}", path)) if ids else ())
+
+
+def _check(suite: Suite, path: Path) -> None:
+    names = [prompt.name for prompt in suite.prompts]
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise _refuse(path, "prompts", "at least two are needed, with different names: their outputs must differ")
+    if suite.temperatures[0] != 0.0 or list(suite.temperatures) != sorted(set(suite.temperatures)):
+        raise _refuse(path, "temperatures", "must rise, and begin with 0.0, which the others are compared with")
+    if len(suite.temperatures) < 2:
+        raise _refuse(path, "temperatures", "none is above 0: a server that only decodes greedily would pass")
+    for name in suite.paths:
+        if name not in SAMPLING_PATHS:
+            raise _refuse(path, "paths", f"{name!r} is not one of {', '.join(SAMPLING_PATHS)}")
+    # 16 samples of 8 tokens are rarely equal by chance; fewer would blame a server that samples.
+    for key, least in (("samples", 4), ("max_new_tokens", 8), ("concurrency", 1), ("timeout", 1)):
+        if getattr(suite, key) < least:
+            raise _refuse(path, key, f"must be at least {least}")
+    if not 0 <= suite.min_acceptance_ratio <= 1:
+        raise _refuse(path, "min_acceptance_ratio", "must be between 0 and 1")
+
+
+def _list_of(value: Any, kind: Any, key: str, path: Path) -> list[Any]:
+    if not isinstance(value, list) or not value or not all(isinstance(v, kind) and v is not True for v in value):
+        raise _refuse(path, key, "must be a list, not empty, of values of one kind")
+    return value
+
+
+def _refuse(path: Path, key: str, why: str) -> UsageProblem:
+    return UsageProblem(f"{key}: {why}", where=str(path), next_step=f"correct {key} in {path}")
