@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from patcher.config import ServiceSettings
 from patcher.connection import Completed, Connection
 from patcher.errors import AuthenticationProblem, NotReady
+from patcher.services.flags import port_of
 from patcher.target import redacted
 
 HOST_SCRIPT = Path(__file__).with_name("host_script.py")
@@ -61,6 +62,14 @@ class ServiceHost:
         return answer
 
 
+    def serving_pid(self) -> int | None:
+        """The SGLang launcher that serves the port, else the youngest that was told it; for unsupervised servers."""
+        processes = self.ask("processes")["processes"]
+        serving = [p for p in processes if self.port in p["listening"]]
+        told = [p for p in processes if port_of(p["argv"]) == self.port]
+        return max(serving or told, key=lambda p: p["start_time"], default={"pid": None})["pid"]
+
+
 class Service(ABC):
     """One server and the program that keeps it running."""
 
@@ -89,7 +98,7 @@ class Service(ABC):
 
     @abstractmethod
     def main_pid(self) -> int | None:
-        """The process that the supervisor calls the server's; None when it has none."""
+        """The server's process as its supervisor knows it; None when there is none."""
 
     @abstractmethod
     def failure(self) -> str | None:
@@ -120,11 +129,8 @@ class Service(ABC):
 
     def observe(self) -> dict[str, Any]:
         """{"now": the host's clock, "server": process or None, "listener": who holds the port}."""
-        pid = self.main_pid()
-        if pid is None:
-            # No process of the supervisor's: what listens is somebody else's, and pid 0 is nobody.
-            return self.host.script("status", port=self.port_in_namespace(), pid=0)
-        return self.host.script("status", port=self.port_in_namespace(), pid=pid)
+        # Without a process of the supervisor's (pid 0 is nobody), what listens is somebody else's.
+        return self.host.script("status", port=self.port_in_namespace(), pid=self.main_pid() or 0)
 
     def describe(self) -> dict[str, Any]:
         """For `doctor` and `status`: the adapter and the server's process, without secrets."""

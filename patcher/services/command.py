@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from patcher.errors import UsageProblem
 from patcher.services.base import Service
 
@@ -21,10 +19,7 @@ class CommandService(Service):
         self.run(self._command("start"))
 
     def main_pid(self) -> int | None:
-        return None
-
-    def observe(self) -> dict[str, Any]:
-        return self.host.script("status", port=self.host.port)
+        return self.host.serving_pid()
 
     def failure(self) -> str | None:
         return None  # nothing but the server itself can be asked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+DEFAULT_PORT = 30000
+
 
 def apply_flags(argv: Sequence[str], flags: Mapping[str, str | bool]) -> list[str]:
     """`argv` with each flag given its value: a string is its value, True a bare flag, False takes it off.
@@ -31,6 +33,17 @@ def apply_flags(argv: Sequence[str], flags: Mapping[str, str | bool]) -> list[st
         if flag not in placed:
             result += _words(flag, value)
     return result
+
+
+def port_of(argv: Sequence[str]) -> int:
+    """The port that a server's command line names; SGLang's own default where it names none."""
+    port = DEFAULT_PORT
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        value = value if equals else following
+        if flag == "--port" and value.isdigit():
+            port = int(value)
+    return port
 
 
 def _words(flag: str, value: str | bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is done on the host to a server's processes: find, remember, end, start, read the log.
+"""What is done on the host to a server's processes: look, remember, end, start, read the log.
 
 Stand-alone (CPython >= 3.9, stdlib, Linux): its text is sent to the host and run there with one JSON request as the
 only argument; it prints one JSON object. It runs there because a server's environment may hold secrets: it is copied
@@ -87,29 +87,6 @@ def command_line(pid):
     return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
 
 
-def is_launcher(argv):
-    """Whether this is the interpreter that runs an SGLang server (and no wrapper such as tini, uv or a shell)."""
-    if not argv or not os.path.basename(argv[0]).startswith("python"):
-        return False
-    for before, word in zip(argv, argv[1:]):
-        if before == "-m" and word == "sglang.launch_server":
-            return True
-        if os.path.basename(before) == "sglang" and word == "serve":
-            return True
-    return any(word.endswith("sglang/launch_server.py") for word in argv[1:])
-
-
-def port_of(argv):
-    """The port on a server's command line; 30000 where there is none."""
-    port = 30000
-    for i, word in enumerate(argv):
-        if word == "--port" and i + 1 < len(argv) and argv[i + 1].isdigit():
-            port = int(argv[i + 1])
-        elif word.startswith("--port=") and word[7:].isdigit():
-            port = int(word[7:])
-    return port
-
-
 # ---- sockets -----------------------------------------------------------------------------------------------
 
 
@@ -182,30 +159,15 @@ def listener(port, tree, namespace, processes):
 
 
 def status(request):
-    """The server: the process `pid` (with `ticks`, if known), else the launcher that serves or names the port."""
-    port = request["port"]
+    """The process `pid` (with `ticks`, where known) and who holds the port. Pid 0 is nobody."""
     processes = all_processes()
-    root = request.get("pid")
-    if root is None:
-        root = find_launcher(port, processes)
-    elif root not in processes or request.get("ticks") not in (None, processes[root][4]):
+    root = request["pid"]
+    if root not in processes or request.get("ticks") not in (None, processes[root][4]):
         root = None
     tree = tree_of(root, processes) if root is not None else set()
     server = dict(describe(root, processes), tree=sorted(tree)) if root is not None else None
     namespace = root if root is not None else "self"
-    return {"now": time.time(), "server": server, "listener": listener(port, tree, namespace, processes)}
-
-
-def find_launcher(port, processes):
-    """The launcher whose tree listens on the port, else the youngest one that was told this port."""
-    launchers = [pid for pid in processes if is_launcher(command_line(pid))]
-    roots = [pid for pid in launchers if processes[pid][1] not in launchers]
-    for root in roots:
-        inodes = listening_inodes(port, root)
-        if any(holds_socket(pid, inodes) for pid in tree_of(root, processes)):
-            return root
-    told = [pid for pid in roots if port_of(command_line(pid)) == port]
-    return max(told, key=lambda pid: processes[pid][4], default=None)
+    return {"now": time.time(), "server": server, "listener": listener(request["port"], tree, namespace, processes)}
 
 
 # ---- end and start -----------------------------------------------------------------------------------------
@@ -229,7 +191,14 @@ def remember(request):
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(temporary, request["env_file"])
-    return {"argv": argv, "cwd": cwd, "uid": owner.st_uid, "gid": owner.st_gid}
+    return {"argv": argv, "cwd": cwd, "uid": owner.st_uid, "gid": owner.st_gid, "umask": umask_of(pid)}
+
+
+def umask_of(pid):
+    """The mode bits that a process takes off new files."""
+    with open(f"/proc/{pid}/status") as handle:
+        found = re.search(r"^Umask:\s*([0-7]+)$", handle.read(), re.MULTILINE)
+    return int(found[1], 8) if found else 0o022  # Linux before 4.7 does not tell
 
 
 def stop(request):
@@ -326,7 +295,7 @@ def start(request):
     try:
         process = subprocess.Popen(
             argv, executable=program, cwd=request["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=log, start_new_session=True, **identity,
+            stderr=log, start_new_session=True, umask=request["umask"], **identity,
         )
     except OSError as error:
         return {"error": f"{error.filename or program}: {error.strerror}"}

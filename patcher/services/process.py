@@ -27,22 +27,24 @@ class ProcessService(Service):
         self._cached: Mapping[str, Any] | None = None
 
     def main_pid(self) -> int | None:
-        return None
+        return self.host.serving_pid()
 
     def observe(self) -> dict[str, Any]:
-        running = self._state().get("running")
-        if running:
-            reply = self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
-            if reply["server"] is not None:
-                return reply
-        return self.host.script("status", port=self.host.port)
+        started = self._observe_started()
+        return started if started and started["server"] else super().observe()
 
     def failure(self) -> str | None:
+        started = self._observe_started()
+        if started is None or started["server"]:
+            return None
+        return f"process {self._state()['running']['pid']}, which was started last, ended"
+
+    def _observe_started(self) -> dict[str, Any] | None:
+        """`observe` of the very process that this adapter started last; None when it never started one."""
         running = self._state().get("running")
         if not running:
             return None
-        reply = self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
-        return None if reply["server"] else f"process {running['pid']} ended"
+        return self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
 
     def restart(self, *, patched: bool = True) -> None:
         self.stop()
@@ -70,14 +72,15 @@ class ProcessService(Service):
         log = f"{self.host.state_dir}/logs/server-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
         started = self.host.script(
             "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],
-            env_file=self._env_file(), log=log,
+            umask=original["umask"], env_file=self._env_file(), log=log,
         )
         self._save({"original": original, "running": {**started, "argv": argv}})
 
     def _log_path(self) -> str:
-        # The log of the server that this adapter started last, also when it is dead: that is when it is wanted most.
-        running = self._state().get("running")
-        return running["log"] if running else super()._log_path()
+        running, server = self._state().get("running"), self.live()
+        if running and (server is None or server["pid"] == running["pid"]):
+            return running["log"]  # of a dead server too: that is when it is wanted most
+        return (server or {}).get("log") or self.settings.log
 
     def _remember(self, server: Mapping[str, Any]) -> None:
         """Keep what the running server was started with, unless it is one that carries this adapter's flags."""
@@ -96,9 +99,9 @@ class ProcessService(Service):
 
     def _state(self) -> Mapping[str, Any]:
         if self._cached is None:
-            self._cached = self.host.ask("state", put={}, get=[STATE]).get(STATE) or {}
+            self._cached = self.host.ask("state", get=[STATE])["values"][STATE] or {}
         return self._cached
 
     def _save(self, state: Mapping[str, Any]) -> None:
-        self.host.ask("state", put={STATE: dict(state)}, get=[])
+        self.host.ask("state", put={STATE: dict(state)})
         self._cached = state
