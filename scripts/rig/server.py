@@ -1,0 +1,101 @@
+"""A real SGLang server on the CPU with the trained pair: its command line, its life, a minimal client."""
+
+import http.client
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.rig.problem import RigProblem
+from scripts.rig.processes import end_group
+from scripts.rig.sshd import free_port
+
+MODELS = Path(__file__).parents[2] / "tests/models/tiny-b8"
+
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_CPU_NATIVE_ATTN": "1",
+    "TRITON_INTERPRET": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def command_line(venv: Path, port: int, algorithm: str | None, extra: Sequence[str] = ()) -> list[str]:
+    """Launch command; `algorithm` is DFLASH, DDTREE or None (plain decoding, without the draft)."""
+    argv = [
+        str(venv / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(MODELS / "target"),
+        "--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "triton" if algorithm else "torch_native",
+        "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-overlap-schedule",
+        "--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "4",
+        "--mem-fraction-static", "0.1", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    if algorithm:
+        argv += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(MODELS / "draft")]
+    return [*argv, *extra]
+
+
+def token_ids(text: bytes) -> list[int]:
+    """The pair's encoding: a begin token, then each byte plus 4."""
+    return [1, *(byte + 4 for byte in text)]
+
+
+class CpuServer:
+    """One server in a process group of its own. Attributes: argv, port, log, pid."""
+
+    def __init__(
+        self, venv: Path, log: Path, *, algorithm: str | None = "DFLASH", extra: Sequence[str] = (),
+        port: int | None = None,
+    ):  # fmt: skip
+        """Starts in the directory of `log`; does not wait (see `wait_ready`)."""
+        self.port = port or free_port()
+        self.log = log
+        self.argv = command_line(venv, self.port, algorithm, extra)
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                self.argv, cwd=log.parent, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.pid = self._process.pid
+
+    def wait_ready(self, deadline_s: float = 180) -> "CpuServer":
+        """Until /health answers 200. Raises RigProblem with the log's end if it dies or takes too long."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            if self._process.poll() is not None:
+                raise RigProblem(f"the server died with {self._process.returncode}:\n{self.log_tail()}")
+            try:
+                if self.request("GET", "/health", timeout=10)[0] == 200:
+                    return self
+            except OSError:  # not listening yet, or busy warming up
+                pass
+            if time.monotonic() > deadline:
+                raise RigProblem(f"the server was not ready after {deadline_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.3)
+
+    def request(self, method: str, path: str, body: dict | None = None, timeout: float = 120) -> tuple[int, bytes]:
+        """(status, body). Raises OSError."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def generate(self, prompt: bytes, **sampling: object) -> dict:
+        """/generate of one prompt, parsed. Raises RigProblem on any status but 200."""
+        status, body = self.request("POST", "/generate", {"input_ids": token_ids(prompt), "sampling_params": sampling})
+        if status != 200:
+            raise RigProblem(f"/generate answered {status}: {body[:500]!r}")
+        return json.loads(body)
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").split("\n")[-lines:])
+
+    def stop(self) -> None:
+        end_group(self.pid)
+        self._process.wait()
