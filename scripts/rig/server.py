@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,8 @@ class CpuServer:
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
+        # Whoever ends the server, for example a restart that is under test, must not wait for a zombie of ours.
+        threading.Thread(target=self._process.wait, daemon=True).start()
 
     def wait_ready(self, deadline_s: float = 180) -> "CpuServer":
         """Until /health answers 200. Raises RigProblem with the log's end if it dies or takes too long."""

@@ -1,0 +1,36 @@
+# Everything is installed into .venv and into $DDTREE_PATCH_CACHE (default ~/.cache/ddtree-patch); see README.md.
+.PHONY: test demo smoke-test lint setup rig clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+test: rig
+	$(BIN)/pytest -m "not gpu"
+
+demo: rig
+	$(BIN)/python -m scripts.demo
+
+# make smoke-test HOST=name   the smoke suite against the server of a host of configs/hosts.toml
+smoke-test: $(VENV)/installed
+	@test -n "$(HOST)" || { echo "usage: make smoke-test HOST=name" >&2; exit 2; }
+	$(BIN)/ddtree-patch smoke-test --host "$(HOST)"
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+setup: $(VENV)/installed
+
+# The real SGLang for the CPU and the real wheel, in the cache (about two minutes and 2 GB the first time).
+rig: $(VENV)/installed
+	$(BIN)/python -m scripts.rig.target
+
+$(VENV)/installed: pyproject.toml scripts/system_packages.sh
+	sh scripts/system_packages.sh
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
