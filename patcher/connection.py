@@ -81,7 +81,7 @@ class Connection(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> "Connection":
+    def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -89,7 +89,7 @@ class Connection(ABC):
         self.close()
 
 
-def connect(host: "HostSettings") -> Connection:
+def connect(host: HostSettings) -> Connection:
     """Open the connection that HOST's settings describe. Raises HostUnreachable and its kinds, UsageProblem."""
     if host.local:
         return LocalConnection(host.name, sudo=host.sudo)
@@ -222,8 +222,8 @@ class SshConnection(Connection):
         except paramiko.ChannelException as refusal:
             if refusal.code == 1:  # administratively prohibited
                 raise HostUnreachable("the SSH server forbids forwarding, so the service's port cannot be reached",
-                                      where=self.name, next_step="set AllowTcpForwarding yes (or local) in its sshd_config"
-                                      ) from refusal
+                                      where=self.name,
+                                      next_step="set AllowTcpForwarding yes (or local) in its sshd_config") from refusal
             raise ConnectionRefusedError(f"{host}:{port} on {self.name}: {refusal.text}") from refusal
         except (paramiko.SSHException, EOFError) as error:
             raise self._lost(error) from error

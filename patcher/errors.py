@@ -6,7 +6,8 @@ next. They are turned into text and an exit code in one place, ``cli.main``.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 
 class DdtreePatchError(Exception):

@@ -42,7 +42,8 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
     """
     if any(key.marker == REVOKED and key.blob == shown for key in known):
         raise HostKeyProblem("the host shows a key that known_hosts revokes", where=target.name,
-                             next_step="do not connect: ask whoever runs the host", detail=_facts(target, shown_type, shown))
+                             next_step="do not connect: ask whoever runs the host",
+                             detail=_facts(target, shown_type, shown))
     plain = tuple(key for key in known if not key.marker)
     if any(key.blob == shown for key in plain):
         return
@@ -54,10 +55,10 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
     add = f"{_scan_command(target)} >> {shlex.quote(str(_first_file(target)))}"
     if any(key.key_type == shown_type for key in plain):
         file = next(key.file for key in plain if key.key_type == shown_type)
+        forget = shlex.join(["ssh-keygen", "-R", target.known_as, "-f", str(file)])
         raise HostKeyProblem(
             "the host key has changed: another machine may be answering in its place", where=target.name, detail=facts,
-            next_step=f"if you know why it changed: ssh-keygen -R {shlex.quote(target.known_as)} -f {shlex.quote(str(file))}"
-                      f" && {add}")
+            next_step=f"if you know why it changed: {forget} && {add}")
     if plain:
         have = ", ".join(sorted({key.key_type for key in plain}))
         raise HostKeyProblem(f"known_hosts has keys of this host ({have}), but not the {shown_type} key that it shows",

@@ -1,4 +1,4 @@
-"""Talk to the agent: one request, one exec channel, one reply or one typed error."""
+"""Talk to the agent on a host: one request, one exec channel, one reply or one typed error."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ from patcher import errors
 from patcher.connection import Completed, Connection
 
 BOOTSTRAP = 'import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"ddtree_agent","exec"))'
+LOADER = """
+import importlib.abc, importlib.util, sys
+
+if sys.version_info < (3, 9):
+    sys.exit("SyntaxError: the agent needs CPython 3.9 or later")
+
+class Bundle(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    modules = MODULES
+
+    def find_spec(self, name, path=None, target=None):
+        package, _, module = name.partition(".")
+        if package == "ddtree_agent" and (module or "__init__") in self.modules:
+            return importlib.util.spec_from_loader(name, self, is_package=not module)
+
+    def exec_module(self, module):
+        name = module.__name__.partition(".")[2] or "__init__"
+        exec(compile(self.modules[name], "ddtree_agent/%s.py" % name, "exec"), module.__dict__)
+
+sys.meta_path.insert(0, Bundle())
+from ddtree_agent.main import main
+main()
+"""
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
 
 
@@ -24,7 +46,7 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
     """Run one operation of the agent on the host and return its reply.
 
     python: the interpreter that runs it; for everything but `processes` and trees that is the environment's own.
-    request: "op", the target ("package", "site_packages") and what the operation needs; see agent.py.
+    request: "op", the target ("package", "site_packages") and what the operation needs; see agent/.
     timeout: seconds. on_stderr: called with pieces of standard error as they come.
     Raises the typed error that the agent names; HostUnreachable when no whole reply came;
     NoInstallation when PYTHON is not there or too old; DdtreePatchError with a trace for a bug of the agent.
@@ -44,7 +66,10 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
 
 @functools.cache
 def _source() -> bytes:
-    return Path(__file__).with_name("agent.py").read_bytes()
+    """The agent's modules and what imports them from memory, as one Python text: nothing is written on the host."""
+    folder = Path(__file__).with_name("agent")
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    return LOADER.replace("MODULES", repr(modules)).encode()
 
 
 def _who() -> str:
@@ -77,6 +102,6 @@ def _no_reply(connection: Connection, python: str, done: Completed) -> errors.Dd
     if "SyntaxError" in said or "unknown option -I" in said.lower():
         return errors.NoInstallation(f"{python} is no CPython 3.9 or later", where=connection.name, detail=said,
                                      next_step="give the environment that serves: --venv")
-    return errors.HostUnreachable(f"the agent ended without an answer (exit status {done.rc})", where=connection.name,
-                                  detail=said,
-                                  next_step="run the command again: it says where the host stands, and finishes or undoes")
+    return errors.HostUnreachable(
+        f"the agent ended without an answer (exit status {done.rc})", where=connection.name, detail=said,
+        next_step="run the command again: it says where the host stands, and finishes or undoes")

@@ -47,9 +47,9 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
         return
     except paramiko.BadAuthenticationType as refusal:
         if "publickey" not in refusal.allowed_types:
-            raise AuthenticationProblem(
-                f"the server takes no keys for {target.user}, only {', '.join(refusal.allowed_types)}", where=target.name,
-                next_step="allow PubkeyAuthentication for this user") from None
+            takes = ", ".join(refusal.allowed_types)
+            raise AuthenticationProblem(f"the server takes no keys for {target.user}, only {takes}", where=target.name,
+                                        next_step="allow PubkeyAuthentication for this user") from None
     except paramiko.AuthenticationException:
         pass  # a plain no: go on with the keys
     except (paramiko.SSHException, EOFError, OSError) as error:

@@ -45,7 +45,7 @@ class SshTarget:
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT
     alive_interval: int = 15
     proxy_command: str | None = None
-    jumps: tuple["SshTarget", ...] = ()
+    jumps: tuple[SshTarget, ...] = ()
 
     @property
     def known_as(self) -> str:

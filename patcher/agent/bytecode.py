@@ -1,0 +1,60 @@
+"""Compiled files of changed sources: the old ones must go, or old code may run.
+
+Python trusts a compiled file when the source's size and its time in whole seconds fit,
+and an unchecked-hash one whatever the source says.
+"""
+
+from __future__ import annotations
+
+import os
+import py_compile
+from collections.abc import Iterable, Mapping
+
+from .files import describe, hash_of, remove_empty, unlink, write_file
+from .site import Site
+
+
+def compiled_files(source: str, prefixes: Iterable[str]) -> list[str]:
+    """Compiled files of SOURCE, of every interpreter, in its own cache and below each PYTHONPYCACHEPREFIX given."""
+    folder, name = os.path.split(source)
+    stem, extension = os.path.splitext(name)
+    if extension != ".py":
+        return []
+    found = [source + "c"] if os.path.isfile(source + "c") else []
+    for cache in [os.path.join(folder, "__pycache__"), *(os.path.join(p, folder.lstrip("/")) for p in prefixes)]:
+        if os.path.isdir(cache):
+            found += [os.path.join(cache, entry) for entry in sorted(os.listdir(cache))
+                      if entry.startswith(stem + ".") and entry.endswith(".pyc")]
+    return found
+
+
+def snapshot(sources: Mapping[str, str], prefixes: Iterable[str]) -> dict[str, dict]:
+    """Absolute path of each compiled file -> its description, hash ("sha") and source's name ("source").
+
+    sources: name -> absolute path.
+    """
+    return {compiled: dict(describe(compiled), sha=hash_of(compiled), source=name)
+            for name, file in sources.items() for compiled in compiled_files(file, prefixes)}
+
+
+def remove(sources: Iterable[str], prefixes: Iterable[str]) -> None:
+    for source in sources:
+        for compiled in compiled_files(source, prefixes):
+            unlink(compiled)
+        remove_empty([os.path.join(os.path.dirname(source), "__pycache__")])
+
+
+def restore(site: Site, saved: Mapping[str, dict]) -> None:
+    """Write compiled files of a snapshot back from the backups."""
+    for path, value in saved.items():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_file(path, site.backup(value["sha"]), value)
+
+
+def compile_file(source: str) -> None:
+    """Byte-compile SOURCE for this interpreter; what is written belongs to the owner of the source."""
+    compiled = py_compile.compile(source, doraise=True)
+    info = os.stat(source)
+    for path in (compiled, os.path.dirname(compiled)):
+        if os.stat(path).st_uid != info.st_uid:
+            os.chown(path, info.st_uid, info.st_gid)

@@ -1,0 +1,98 @@
+"""One commit at a time; a dead holder does not count."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from .failures import Refusal, os_refusal
+from .files import read, remove_empty, unlink
+from .site import Site
+from .steps import step
+
+
+def boot_id() -> str:
+    return (read("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, None when it does not run."""
+    data = read(f"/proc/{pid}/stat")
+    if data is None:
+        return None
+    fields = data.rsplit(b")", 1)[1].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def lock_holder(site: Site) -> dict | None:
+    """Who holds the lock and is alive, None otherwise."""
+    holder = _read_holder(site.state("lock"))
+    alive = holder.get("boot_id") == boot_id() and start_ticks(holder["pid"]) == holder["start_ticks"]
+    return holder if alive else None
+
+
+def _read_holder(path: str) -> dict:
+    try:
+        return json.loads(read(path) or b"{}")
+    except ValueError:
+        return {}  # torn by a crash of the machine: nobody who lives wrote it
+
+
+@contextlib.contextmanager
+def locked(site: Site, who: str) -> Iterator[None]:
+    """Hold the lock of the installation. Raises Refusal (Locked), naming the holder."""
+    path = site.state("lock")
+    handle = _acquire(site, path)
+    try:
+        holder = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": boot_id(),
+                  "host": socket.gethostname(), "who": who, "since": time.time()}
+        os.pwrite(handle, json.dumps(holder).encode(), 0)
+        step("lock")
+        yield
+        step("unlock")
+    finally:
+        unlink(path)
+        os.close(handle)
+        remove_empty([site.state("backups"), site.state_dir, os.path.dirname(site.state_dir)])
+
+
+def _acquire(site: Site, path: str) -> int:
+    for _ in range(100):
+        try:
+            for folder in (os.path.dirname(site.state_dir), site.state_dir):
+                if not os.path.isdir(folder):
+                    os.mkdir(folder, 0o700)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except (FileNotFoundError, FileExistsError):
+            continue  # another run made or removed the directory just now
+        except OSError as error:
+            raise os_refusal(error, path) from error
+        try:
+            # The kernel gives a dead holder's lock up by itself. What the file says matters for the message, and where
+            # the file system does not carry locks from one container or machine to the other.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise _held(path) from None
+        if not os.path.exists(path) or os.stat(path).st_ino != os.fstat(handle).st_ino:
+            os.close(handle)  # removed by its holder between our open and our lock
+            continue
+        if lock_holder(site):
+            os.close(handle)
+            raise _held(path)
+        os.ftruncate(handle, 0)
+        return handle
+    raise Refusal("Conflict", "the lock file cannot be made", path, "look at this directory")
+
+
+def _held(path: str) -> Refusal:
+    holder = _read_holder(path)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"])) if holder else "just now"
+    return Refusal("Locked", f"{holder.get('who') or 'someone'} holds the lock since {since} "
+                   f"(process {holder.get('pid', '?')} on {holder.get('host', '?')})", path,
+                   "wait until it ends; a dead holder's lock is taken over by itself", holder=holder)

@@ -1,0 +1,121 @@
+"""SGLang servers that run on this machine, as /proc shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from .failures import user_name
+from .files import read
+
+
+def launchers() -> list[dict]:
+    """The launcher processes of all servers, not the children that these start."""
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+                process = _look_at(int(name), boot)
+                if process:
+                    found[process["pid"]] = process
+    return [process for process in found.values() if process.pop("parent") not in found]
+
+
+def is_launcher(argv: list[str]) -> bool:
+    """A Python that runs sglang.launch_server or `sglang serve`; a shell or sudo around it is none."""
+    if not argv or not os.path.basename(argv[0]).startswith("python"):
+        return False
+    rest = argv[1:]
+    while rest:
+        word, rest = rest[0], rest[1:]
+        if word in ("-X", "-W"):
+            rest = rest[1:]
+        elif word == "-m":
+            return rest[:1] == ["sglang.launch_server"] or rest[:2] == ["sglang", "serve"]
+        elif word == "-c":
+            return False
+        elif not word.startswith("-"):
+            return word.endswith("sglang/launch_server.py") or (
+                os.path.basename(word) == "sglang" and rest[:1] == ["serve"])
+    return False
+
+
+def _look_at(pid: int, boot: float) -> dict | None:
+    argv = [os.fsdecode(part) for part in _proc(pid, "cmdline").split(b"\0")[:-1]]
+    if not is_launcher(argv):
+        return None
+    fields = _proc(pid, "stat").rsplit(b")", 1)[1].split()
+    exe, cwd, log = _link(pid, "exe"), _link(pid, "cwd"), _link(pid, "fd/1")
+    env = _environment(pid)
+    python = _interpreter(argv[0], cwd, exe, env)
+    prefix = os.path.dirname(os.path.dirname(python)) if python else None
+    return {
+        "pid": pid, "parent": int(fields[1]), "pgid": int(fields[2]), "sid": int(fields[3]),
+        "start_time": boot + int(fields[19]) / os.sysconf("SC_CLK_TCK"), "argv": argv, "exe": exe, "cwd": cwd,
+        "python": python, "prefix": prefix if prefix and os.path.isfile(prefix + "/pyvenv.cfg") else None,
+        "listening": _listening(pid), "user": user_name(os.stat(f"/proc/{pid}").st_uid),
+        "sglang_root": _source_root(argv, cwd, env), "log": log if log and os.path.isfile(log) else None,
+        "pycache_prefix": env.get("PYTHONPYCACHEPREFIX"),
+    }
+
+
+def _proc(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+def _link(pid: int, name: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/{name}")
+    except OSError:
+        return None  # another user's process, or it has none
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        parts = _proc(pid, "environ").split(b"\0")
+    except PermissionError:
+        return {}
+    return dict(os.fsdecode(part).split("=", 1) for part in parts if b"=" in part)
+
+
+def _interpreter(word: str, cwd: str | None, exe: str | None, env: dict[str, str]) -> str | None:
+    """The interpreter as the process was started: through its venv, which EXE does not show."""
+    if "/" in word:
+        path = os.path.join(cwd or "/", word)
+        return path if os.path.exists(path) else exe
+    for folder in env.get("PATH", "").split(":"):
+        path = os.path.join(folder, word)
+        if folder and os.path.exists(path) and os.path.realpath(path) == exe:
+            return path
+    return exe
+
+
+def _source_root(argv: list[str], cwd: str | None, env: dict[str, str]) -> str | None:
+    """The sglang directory that a working directory or PYTHONPATH puts before the installed one, else None.
+
+    Python sources are not kept open, so the import path is all that can be asked.
+    """
+    places = [cwd] if cwd and "-m" in argv else []
+    for place in (*places, *env.get("PYTHONPATH", "").split(":")):
+        package = os.path.join(place, "sglang")
+        if place and os.path.isfile(os.path.join(package, "__init__.py")):
+            return os.path.realpath(package)
+    return None
+
+
+def _listening(pid: int) -> list[int]:
+    """TCP ports on which the process itself listens."""
+    try:
+        mine = {_link(pid, f"fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    except PermissionError:
+        return []
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in (read(f"/proc/{pid}/net/{table}") or b"").split(b"\n")[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == b"0A" and f"socket:[{fields[9].decode()}]" in mine:
+                ports.add(int(fields[1].rsplit(b":", 1)[1], 16))
+    return sorted(ports)

@@ -1,0 +1,113 @@
+"""Where the package is installed, and where its state is kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from .failures import Refusal
+from .files import read, sha256
+
+STATE_DIRECTORY = ".ddtree-patch"
+
+
+class Site:
+    """One installation of the package.
+
+    root: the directory on the import path. package_dir: the package's real directory. dist_info: its
+    metadata directory. record: path of RECORD, None if there is none that lists the package's files.
+    tree: a directory without interpreter. requires: the Requires-Python of the package. Raises Refusal
+    (NoInstallation) on construction, saying what was looked for.
+    """
+
+    def __init__(self, package: str, site_packages: str | None):
+        self.package = package
+        self.tree = site_packages is not None
+        if self.tree:
+            self.root = os.path.abspath(site_packages)
+            places, prefix = [self.root], self.root
+            if not os.path.isfile(os.path.join(self.root, package, "__init__.py")):
+                raise Refusal("NoInstallation", f"there is no {package} here: looked for {package}/__init__.py and "
+                              f"{package}-*.dist-info", self.root,
+                              "give the directory that holds the package (often .../site-packages)")
+        else:
+            places, prefix = [place for place in sys.path if os.path.isdir(place)], sys.prefix
+            spec = importlib.util.find_spec(package)
+            if spec is None or not spec.submodule_search_locations:
+                raise Refusal("NoInstallation", f"{sys.executable} has no {package}: looked in {', '.join(places)}",
+                              sys.prefix, "give the environment that serves: --venv")
+            self.root = os.path.dirname(os.path.abspath(next(iter(spec.submodule_search_locations))))
+        self.package_dir = os.path.realpath(os.path.join(self.root, package))
+        self.dist_info, headers = self._metadata(places)
+        self.version = headers["version"]
+        self.requires = headers.get("requires-python", "")
+        self.editable = os.path.realpath(os.path.dirname(self.dist_info)) != os.path.realpath(self.root)
+        record = os.path.join(self.dist_info, "RECORD")
+        self.record = record if not self.editable and os.path.isfile(record) else None
+        self.state_dir = os.path.join(prefix, STATE_DIRECTORY, package)
+
+    def _metadata(self, places: list[str]) -> tuple[str, dict[str, str]]:
+        """The metadata directory of the package and its headers (names in lower case)."""
+        for place in places:
+            found = [(folder, headers) for folder, headers in map(_headers, self._metadata_directories(place))
+                     if _normal(headers.get("name", "")) == _normal(self.package) and "version" in headers]
+            if len(found) > 1:
+                names = ", ".join(os.path.basename(folder) for folder, _ in found)
+                raise Refusal("NoInstallation", f"two versions of {self.package} are recorded: {names}", place,
+                              "reinstall the package, so that one remains")
+            if found:
+                return found[0]
+        raise Refusal("NoInstallation", f"{self.package} is in {self.package_dir}, but its metadata is not: looked for "
+                      f"{self.package}-*.dist-info/METADATA in {', '.join(places)}", self.root, "reinstall the package")
+
+    def _metadata_directories(self, place: str) -> list[str]:
+        return [os.path.join(place, name) for name in sorted(os.listdir(place))
+                if name.endswith((".dist-info", ".egg-info")) and _normal(name).startswith(_normal(self.package))]
+
+    def locate(self, path: str) -> str:
+        """The absolute path for PATH, relative to the import root. Links below the package are not followed."""
+        parts = path.split("/")
+        if parts[0] != self.package or len(parts) < 2 or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise Refusal("Conflict", f"the path does not lie in the package {self.package}", path,
+                          "correct the series")
+        here = self.package_dir
+        for part in parts[1:-1]:
+            here = os.path.join(here, part)
+            if os.path.islink(here) or (os.path.lexists(here) and not os.path.isdir(here)):
+                raise Refusal("Conflict", f"a directory of the package is a link or a file: {here}", path,
+                              "reinstall the package with real directories")
+        here = os.path.join(here, parts[-1])
+        if os.path.lexists(here) and not os.path.isfile(here):
+            raise Refusal("Drift", "this is no regular file", here, "reinstall the package")
+        return here
+
+    def state(self, *names: str) -> str:
+        return os.path.join(self.state_dir, *names)
+
+    def load(self, name: str) -> Any:
+        """A JSON file of the state directory, None when there is none."""
+        data = read(self.state(name))
+        return None if data is None else json.loads(data)
+
+    def backup(self, sha: str) -> bytes:
+        """The bytes kept under their hash. A damaged or missing backup is a Refusal."""
+        data = read(self.state("backups", sha))
+        if data is None or sha256(data) != sha:
+            raise Refusal("Conflict", f"the backup {sha} is {'gone' if data is None else 'damaged'}",
+                          self.state("backups"), "reinstall the package; the receipt is stale then and can be dropped")
+        return data
+
+
+def _headers(folder: str) -> tuple[str, dict[str, str]]:
+    data = read(os.path.join(folder, "METADATA")) or read(os.path.join(folder, "PKG-INFO")) or b""
+    head = data.replace(b"\r\n", b"\n").split(b"\n\n")[0].decode("utf-8", "replace")
+    lines = (line.partition(":") for line in head.split("\n"))
+    return folder, {key.lower(): value.strip() for key, colon, value in lines if colon}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
