@@ -7,7 +7,6 @@ it survives any log collector.
 from __future__ import annotations
 
 import json
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
@@ -93,6 +92,9 @@ def _print_host(host: HostResult, console: Console, many: bool) -> None:
     data = host.data
     if data.get("facts"):
         _print_rows(console, None, [(f"{name}:", value) for name, value in data["facts"].items()])
+    if "diff" in data:
+        _print_raw(data["diff"], console)
+        return
     if data.get("plan"):
         _print_rows(console, ("file", "action", "before", "after"), [
             (a["path"], a["kind"], _short(a["before"]), _short(a["after"])) for a in data["plan"]["actions"]
@@ -118,6 +120,18 @@ def _print_host(host: HostResult, console: Console, many: bool) -> None:
         console.print(plain_text(host.summary, "bold" if host.ok else "bold red", console))
     for line in host.not_done:
         console.print(plain_text(f"not done: {line}", "yellow", console))
+
+
+def _print_raw(diff: str, console: Console) -> None:
+    """A diff byte for byte, so that it can be piped into a file; it is the whole result."""
+    data = diff.encode("utf-8", "surrogateescape")
+    console.file.flush()
+    binary = getattr(console.file, "buffer", None)
+    if binary is None:
+        console.file.write(data.decode("utf-8", "backslashreplace"))
+        return
+    binary.write(data)
+    binary.flush()
 
 
 def _print_mappings(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -164,11 +178,3 @@ def _short(sha256: str | None) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip("\n").split("\n"))
-
-
-def stdout_console() -> Console:
-    return console_for(sys.stdout)
-
-
-def stderr_console() -> Console:
-    return console_for(sys.stderr)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patcher import __version__
-from patcher.errors import DdtreePatchError, MixedOutcome
+from patcher.errors import DdtreePatchError, Interrupted, MixedOutcome
 
 DONE, FAILED, WARNING, SKIPPED = "done", "failed", "warning", "skipped"
 
@@ -91,10 +91,13 @@ class Outcome:
 
     @property
     def error(self) -> DdtreePatchError | None:
-        """The failure that the exit code stands for: the hosts' common one, or MixedOutcome."""
+        """The failure that the exit code stands for: an interrupt, the hosts' common one, or MixedOutcome."""
         errors = [host.error for host in self.hosts if host.error]
         if not errors:
             return None
+        for error in errors:
+            if isinstance(error, Interrupted):
+                return error
         if len(errors) == len(self.hosts) and len({error.exit_code for error in errors}) == 1:
             return errors[0]
         return MixedOutcome(

@@ -1,0 +1,165 @@
+"""The command line: options in, one outcome out. No logic here.
+
+stdout carries results only, and exactly one JSON document with --json, whatever happens; everything else is stderr.
+Every failure ends in `main`, which is the only place that knows exit codes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patcher import __version__, commands
+from patcher.deploy import unexpected
+from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
+from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.result import Outcome
+
+
+def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """The options that every command has."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+        click.option("--config", type=click.Path(path_type=Path), help="The hosts file to read."),
+        click.option("--site-packages", default="", metavar="DIR", help="A tree without interpreter: files only."),
+        click.option("--venv", default="", metavar="PATH", help="The venv; without it, the serving process's own."),
+        click.option("--local", is_flag=True, help="This machine."),
+        click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS",
+                     help="A host or group of hosts.toml, or an address. May be given several times."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="ddtree-patch")
+def cli() -> None:
+    """Bring a stock SGLang on a GPU host to exact DDTree speculative sampling, and back."""
+
+
+@cli.command("list")
+@common
+def list_(**options: Any) -> Outcome:
+    """The patch series that there are, and with hosts: what is installed and running there."""
+    return commands.list_series(**options)
+
+
+@cli.command()
+@common
+def doctor(**options: Any) -> Outcome:
+    """Look at everything that apply depends on. Changes nothing."""
+    return commands.doctor(**options)
+
+
+@cli.command()
+@common
+@click.option("--up-to", default="", metavar="STAGE", help="Stop at this stage of the series.")
+def diff(**options: Any) -> Outcome:
+    """Print what apply would change, as a unified diff against what is installed."""
+    return commands.diff(**options)
+
+
+@cli.command()
+@common
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--up-to", default="", metavar="STAGE", help="Stop at this stage of the series.")
+@click.option("--no-restart", is_flag=True, help="Change the files only.")
+@click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
+@click.option("--keep-going", is_flag=True, help="Apply to the good hosts even when another has no plan.")
+def apply(**options: Any) -> Outcome:
+    """Patch, restart, wait until ready, check, and keep it; or put everything back."""
+    return commands.apply(**options)
+
+
+@cli.command()
+@common
+def verify(**options: Any) -> Outcome:
+    """Check that the patched files are intact, the kernel is right, and the server runs them."""
+    return commands.verify(**options)
+
+
+@cli.command()
+@common
+def status(**options: Any) -> Outcome:
+    """What is patched, by whom and when, and the state of each file."""
+    return commands.status(**options)
+
+
+@cli.command()
+@common
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--no-restart", is_flag=True, help="Change the files only.")
+def revert(**options: Any) -> Outcome:
+    """Put every file back as it was, and restart the server as it was."""
+    return commands.revert(**options)
+
+
+@cli.command()
+@common
+def restart(**options: Any) -> Outcome:
+    """Restart the server and wait until it is ready."""
+    return commands.restart(**options)
+
+
+@cli.command("smoke-test")
+@common
+@click.option("--suite", default="", metavar="FILE|NAME", help="The suite to run.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit report there.")
+def smoke_test(junit: Path | None, **options: Any) -> Outcome:
+    """Run the smoke suite against the server that is running."""
+    outcome = commands.smoke_test(**options)
+    if junit:
+        junit.write_bytes(to_junit(outcome))
+    return outcome
+
+
+@cli.command()
+@common
+def history(**options: Any) -> Outcome:
+    """What was done to the installation, oldest first."""
+    return commands.history(**options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; gives the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False)
+        if not isinstance(outcome, Outcome):
+            return int(outcome or 0)  # --help, --version
+        return _finish(outcome, "--json" in args)
+    except click.UsageError as error:
+        usage = error.ctx.command_path if error.ctx else "ddtree-patch"
+        failure: DdtreePatchError = UsageProblem(error.format_message(), where=usage, next_step=f"see {usage} --help")
+    except click.ClickException as error:
+        failure = UsageProblem(error.format_message())
+    except DdtreePatchError as error:
+        failure = error
+    except (KeyboardInterrupt, click.Abort):
+        failure = Interrupted("stopped", next_step="ddtree-patch status says where a host stands")
+    except Exception as error:
+        failure = unexpected(error, "ddtree-patch")
+    if "--json" in args:
+        click.echo(error_to_json(failure, next((word for word in args if word in cli.commands), "")))
+    print_error(failure, console_for(sys.stderr))
+    return failure.exit_code
+
+
+def _finish(outcome: Outcome, as_json: bool) -> int:
+    """Print the result on stdout and the failures on stderr."""
+    if as_json:
+        click.echo(to_json(outcome))
+    else:
+        print_outcome(outcome, console_for(sys.stdout))
+    errors = {host.host: host.error for host in outcome.hosts if host.error}
+    for error in errors.values():
+        print_error(error, console_for(sys.stderr))
+    if not outcome.error:
+        return 0
+    if len(errors) > 1:
+        print_error(outcome.error, console_for(sys.stderr))
+    return outcome.error.exit_code

@@ -1,0 +1,177 @@
+"""apply: patch, restart, wait until ready, check, and keep it; or put everything back."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from patcher.client import ServerProblem
+from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
+from patcher.jobs.commit import commit, describe, importable
+from patcher.jobs.kernel import check_kernel
+from patcher.jobs.rollback import ServerBefore, roll_back
+from patcher.jobs.serving import Serving
+from patcher.jobs.session import Session, stage_named
+from patcher.plan import make_plan
+from patcher.result import WARNING
+from patcher.services.flags import apply_flags
+from patcher.target import refuse_other_copy
+
+
+@dataclass(frozen=True)
+class ApplyOptions:
+    """`up_to`: the stage to stop at, empty for the last one."""
+
+    dry_run: bool = False
+    up_to: str = ""
+    restart: bool = True
+    smoke: bool = True
+
+
+class Apply:
+    """One apply on one host."""
+
+    def __init__(self, session: Session, options: ApplyOptions) -> None:
+        self.session = session
+        self.result = session.result
+        self.options = options
+
+    def prepare(self) -> None:
+        """Find, read and plan; raises what stands in the way of a commit. Nothing is changed."""
+        self.session.open()
+        with self.result.step("plan") as step:
+            self.series = self.session.series()
+            self.stage = stage_named(self.series, self.options.up_to)
+            self.plan = make_plan(self.series, self.stage, self.session.for_plan)
+            step.detail = f"series {self.series.name}: {describe(self.plan)}"
+            if self.session.stale:
+                step.state = WARNING
+                step.detail += "; the receipt on the host is stale (the package was replaced) and is dropped"
+        self.result.data["plan"] = self.plan.as_dict()
+        self.serving = Serving(self.session)
+        if self.options.restart and self.serving.service:
+            refuse_other_copy(self.session.target, self.session.inspection)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the server samples after this apply: the last stage is what the series is for, those before it are
+        steps on the way, which refuse a temperature above 0."""
+        return self.stage == self.series.stages[-1].name
+
+    def execute(self) -> None:
+        """Do it. Raises the typed error of what failed, after everything was put back; RollbackFailed if it was not."""
+        if self.options.dry_run:
+            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
+            return
+        try:
+            if self.plan.is_noop:
+                self._already()
+            else:
+                self._change()
+        except (Interrupted, HostUnreachable) as error:
+            error.next_step = f"ddtree-patch status says where it stands; then apply again, or revert. {error.next_step}"
+            raise
+        finally:
+            self.result.data["round_trips"] = self.session.connection.round_trips
+
+    # ---- files in place already -------------------------------------------------------------------------------
+
+    def _already(self) -> None:
+        self.result.summary = f"already at stage {self.stage}: nothing to change"
+        if self.session.stale:
+            self.session.target.ask("forget")
+        if not self._restarts("restart"):
+            return
+        with self.result.step("look at the running server") as step:
+            server = self.serving.service.live()
+            why = "no server is running" if server is None else self._why_restart(server)
+            step.detail = why or f"process {server['pid']} runs the patched files"
+        if server is None and self.serving.service.kind == "process":
+            self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
+        elif why:
+            self._start_and_check()
+            self.result.summary += f"; the server was restarted, because {why}"
+
+    def _why_restart(self, server: dict) -> str:
+        """Why a running server does not run what is installed; empty when it does."""
+        if server["start_time"] < self.session.receipt["host"]["commit_time"]:
+            return "it was older than the patched files"
+        argv, flags = server["argv"], self.session.host.service.args
+        if list(argv) != apply_flags(argv, flags):
+            return f"its command line had not {shlex.join(apply_flags([], flags))}"
+        try:
+            return self.serving.identity_problem({self.series.identity(self.stage)})
+        except ServerProblem as problem:
+            return f"it did not answer: {problem.what}"
+
+    # ---- the change -------------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        restarts = self._restarts("restart", "kernel probe", "smoke suite")
+        if restarts:
+            # Before anything is written: the patch does not touch the kernel, so what is found now holds afterwards.
+            check_kernel(self.session, stage=self.stage, sampled=self.sampled)
+        before = self._before(restarts)
+        imports, why_not = importable(self.session, self.plan)
+        if why_not:
+            self.result.not_done.append(f"import check: {why_not}")
+        with self.result.step("commit") as step:
+            reply = commit(self.session, self.plan, "apply", imports)
+            self.commit_time = reply["commit_time"]
+            step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply['record']}"
+        self.result.changed = True
+        self.result.summary = f"series {self.series.name} applied up to stage {self.stage}: {describe(self.plan)}"
+        self.result.data["round_trips_before_restart"] = self.session.connection.round_trips
+        if not restarts:
+            return
+        if not before.running and self.serving.service.kind == "process":
+            self.result.skip("restart, smoke suite", "no server is running; start it, then run ddtree-patch verify")
+            return
+        try:
+            self._start_and_check()
+        except (Interrupted, HostUnreachable):
+            raise
+        except Exception as failure:
+            roll_back(self.session, self.serving, self.plan, before, failure)
+            self.result.summary = "rolled back: the files and the server are as before"
+            if isinstance(failure, DdtreePatchError):
+                failure.next_step = f"everything was rolled back; {failure.next_step}"
+            raise
+
+    def _before(self, restarts: bool) -> ServerBefore:
+        """The server as it is now; its greedy outputs are kept, unless they were before an earlier apply."""
+        patched = self.session.receipt is not None
+        if not restarts or self.serving.service.live() is None:
+            return ServerBefore(False, patched, None)
+        with self.result.step("record the outputs at temperature 0") as step:
+            try:
+                identities = self.serving.identities()
+                if not patched:
+                    self.serving.record_baseline()
+                    step.detail = f"{len(self.serving.suite.prompts)} prompts of suite {self.serving.suite.name}"
+                else:
+                    step.detail = "kept from before the first apply"
+            except ServerProblem as problem:
+                step.state, step.detail = WARNING, f"the server does not answer: {problem.what}"
+                return ServerBefore(True, patched, None)
+        return ServerBefore(True, patched, identities)
+
+    def _start_and_check(self) -> None:
+        identity = self.series.identity(self.stage)
+        with self.result.step("restart and wait until ready") as step:
+            report = self.serving.restart(patched=True, sampled=self.sampled, identities={identity})
+            self.result.data["ready"] = report.as_dict()
+            step.detail = f"process {report.pid} serves the patched files"
+        if not self.options.smoke:
+            self.result.skip("smoke suite", "--no-smoke was given")
+            return
+        with self.result.step("smoke suite") as step:
+            self.serving.smoke(sampled=self.sampled, identity=identity, started_after=report.start_time)
+            step.detail = f"{self.serving.suite.name}: all checks passed"
+
+    def _restarts(self, *left_out: str) -> bool:
+        """Whether this run restarts the server; records what is left out when it does not."""
+        why = self.serving.why_not or ("" if self.options.restart else "--no-restart was given")
+        for name in left_out if why else ():
+            self.result.skip(name, why)
+        return not why

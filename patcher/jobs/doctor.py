@@ -1,0 +1,116 @@
+"""doctor: look at everything that apply depends on, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from patcher.errors import Conflict, DdtreePatchError, HostUnreachable, Interrupted, Locked
+from patcher.jobs.commit import describe
+from patcher.jobs.look import Look, local_time
+from patcher.jobs.serving import Serving
+from patcher.jobs.session import stage_named
+from patcher.kernels import ops_of
+from patcher.plan import make_plan
+from patcher.result import WARNING, Step
+from patcher.target import refuse_other_copy
+
+
+class Doctor(Look):
+    """Each look is a step; all are made, and the first that fails decides the exit code."""
+
+    def show(self) -> None:
+        self.failures: list[DdtreePatchError] = []
+        self.describe_installation()
+        session = self.session
+        interpreter = session.inspection["interpreter"]
+        if interpreter:
+            self.facts["interpreter"] = f"{interpreter['executable']}, Python {interpreter['version']}"
+        self.facts["editable"] = "yes" if session.inspection["editable"] else "no"
+        for name, look in (
+            ("supported version", self._supported), ("files", self._files), ("writable", self._writable),
+            ("links", self._links), ("disk space", self._space), ("lock", self._lock), ("receipt", self._receipt),
+            ("service", self._service), ("the copy that is served", self._copy), ("kernel", self._ops),
+        ):
+            self._look(name, look)
+        if self.failures:
+            session.result.summary = f"{len(self.failures)} things stand in the way of an apply"
+            raise self.failures[0]
+        session.result.summary = "ready for apply"
+
+    def _look(self, name: str, look: Callable[[Step], str]) -> None:
+        try:
+            with self.session.result.step(name) as step:
+                step.detail = look(step)
+        except (Interrupted, HostUnreachable):
+            raise
+        except DdtreePatchError as error:
+            self.failures.append(error)
+
+    def _supported(self, step: Step) -> str:
+        return f"series {self.session.series().name}"
+
+    def _files(self, step: Step) -> str:
+        series = self.session.series()
+        return describe(make_plan(series, stage_named(series, ""), self.session.for_plan))
+
+    def _writable(self, step: Step) -> str:
+        problem = self.session.inspection["writable"]
+        if problem:
+            raise Conflict(f"{problem['path']} cannot be replaced: {problem['reason']} (mount {problem['mount']})",
+                           where=self.session.host.name,
+                           next_step="connect as the owner or set sudo = true; a mount must be made writable")
+        return "every file can be replaced"
+
+    def _links(self, step: Step) -> str:
+        files = self.session.inspection["files"]
+        linked = [path for path, entry in files.items() if entry.get("link") or (entry.get("links") or 1) > 1]
+        if not linked:
+            return "no file is shared with a cache or another venv"
+        return f"{len(linked)} files are links or have several names; apply leaves the other names as they are"
+
+    def _space(self, step: Step) -> str:
+        free = self.session.inspection["free_bytes"]
+        needed = 4 * sum(entry["size"] or 0 for entry in self.session.inspection["files"].values()) + (1 << 20)
+        if free < needed:
+            raise Conflict(f"{free >> 20} MiB are free, about {needed >> 20} MiB are needed",
+                           where=f"{self.session.host.name}: {self.session.inspection['root']}",
+                           next_step="free some space there")
+        return f"{free >> 20} MiB free"
+
+    def _lock(self, step: Step) -> str:
+        holder = self.session.inspection["lock"]
+        if holder:
+            raise Locked(f"{holder['who']} holds the lock since {local_time(holder['since'])}",
+                         where=self.session.host.name, next_step="wait until that command ends")
+        if self.session.inspection["recovered"] != "nothing":
+            step.state = WARNING
+            return f"free; a commit that was cut short was {self.session.inspection['recovered']} just now"
+        return "free, and no commit is half done"
+
+    def _receipt(self, step: Step) -> str:
+        if self.session.stale:
+            step.state = WARNING
+            return "stale: the package was replaced since; apply goes by the files alone"
+        receipt = self.session.receipt
+        return f"series {receipt['series']}, stage {receipt['stage']}" if receipt else "none"
+
+    def _service(self, step: Step) -> str:
+        serving = Serving(self.session)
+        if serving.service is None:
+            return serving.why_not
+        described = serving.service.describe()
+        self.session.result.data["service"] = described
+        if not described["running"]:
+            step.state = WARNING
+            return f"{described['kind']}: no server is running, so an apply could not be checked"
+        return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
+
+    def _copy(self, step: Step) -> str:
+        if Serving(self.session).service is None:
+            return "no service"
+        refuse_other_copy(self.session.target, self.session.inspection)
+        return "no server of another copy is in the way"
+
+    def _ops(self, step: Step) -> str:
+        path, name = ops_of(self.session.version)["verify"]
+        return f"{name} is expected in {path}; ddtree-patch verify tries it"

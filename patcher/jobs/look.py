@@ -1,0 +1,132 @@
+"""The commands that only look: list, diff, status, history."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from patcher.errors import UnsupportedVersion
+from patcher.jobs.session import Session, stage_named
+from patcher.jobs.states import file_states, overall_state, shown
+from patcher.plan import make_plan
+from patcher.series_model import Series
+from patcher.target import describe_process, serving_processes
+
+
+def describe_series(series: Series) -> dict[str, Any]:
+    """A series for `list`: what it is for, its stages, patches and the number of files."""
+    return {
+        "name": series.name,
+        "package": series.package,
+        "versions": list(series.versions),
+        "stages": [{"name": stage.name, "purpose": stage.purpose} for stage in series.stages],
+        "patches": [{"name": patch.name, "stage": patch.stage, "purpose": patch.purpose} for patch in series.patches],
+        "files": sorted(series.files),
+        "ops": list(series.ops),
+    }
+
+
+class Look:
+    """A job that reads everything in `prepare`; what a command makes of it is `show`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.facts: dict[str, Any] = {}
+
+    def prepare(self) -> None:
+        self.session.open()
+
+    def execute(self) -> None:
+        self.show()
+        if self.facts:
+            self.session.result.data["facts"] = self.facts
+
+    def show(self) -> None:
+        raise NotImplementedError
+
+    def describe_installation(self) -> None:
+        session = self.session
+        self.facts["installed"] = f"{session.target.package} {session.version}"
+        self.facts["in"] = session.inspection["root"]
+        ours = serving_processes(session.target, session.inspection)
+        for process in session.target.processes:
+            label = "server" if process in ours else "server of another copy"
+            self.facts[f"{label} {process['pid']}"] = describe_process(process)
+
+
+class List(Look):
+    """What is installed and running on a host, and whether a series is made for it."""
+
+    def show(self) -> None:
+        self.describe_installation()
+        try:
+            self.facts["series"] = self.session.series().name
+        except UnsupportedVersion as error:
+            self.facts["series"] = f"none: {error.what}"
+        self.session.result.summary = f"{self.facts['installed']}: series {self.facts['series']}"
+
+
+class Diff(Look):
+    """What apply would change."""
+
+    def __init__(self, session: Session, up_to: str) -> None:
+        super().__init__(session)
+        self.up_to = up_to
+
+    def show(self) -> None:
+        series = self.session.series()
+        plan = make_plan(series, stage_named(series, self.up_to), self.session.for_plan)
+        self.session.result.data["plan"] = plan.as_dict()
+        self.session.result.data["diff"] = plan.unified_diff().decode("utf-8", "surrogateescape")
+
+
+class Status(Look):
+    """The state of each file, and what the receipt says of it."""
+
+    def show(self) -> None:
+        session, result = self.session, self.session.result
+        self.describe_installation()
+        inspection, receipt = session.inspection, session.inspection["receipt"]
+        result.data["receipt_state"] = inspection["receipt_state"]
+        result.data["receipt"] = receipt
+        if receipt:
+            self.facts["receipt"] = (f"series {receipt['series']}, stage {receipt['stage']}, "
+                                     f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}")
+        if session.stale:
+            self.facts["receipt"] += " - stale: the package was replaced since; the files count, not the receipt"
+        if inspection["lock"]:
+            self.facts["lock"] = inspection["lock"]
+        if inspection["journal"]:
+            self.facts["journal"] = "a commit was cut short and is not yet finished or undone"
+        try:
+            series = session.series()
+        except UnsupportedVersion as error:
+            result.data["state"] = "unsupported"
+            result.summary = error.what
+            return
+        rows = file_states(session, series)
+        state = overall_state(rows, series)
+        result.data |= {"series": series.name, "state": state, "files": shown(rows, state)}
+        result.summary = {
+            "pristine": f"not patched; series {series.name} can be applied",
+            "drift": "some files are in no state that the series knows; apply would refuse",
+            "mixed": "the files are in different known states; apply brings them to one",
+        }.get(state, f"patched: series {series.name}, stage {state}")
+
+
+class History(Look):
+    """What was done to the installation."""
+
+    def show(self) -> None:
+        lines = [
+            {"when": local_time(line["time"]), "what": line["event"], "by": line["who"],
+             **{key: line[key] for key in ("series", "from", "to", "files", "tool") if key in line}}
+            for line in self.session.target.ask("history")["lines"]
+        ]
+        self.session.result.data["lines"] = lines
+        self.session.result.summary = f"{len(lines)} entries" if lines else "nothing was ever done here"
+
+
+def local_time(when: float) -> str:
+    """A host's unix time for a reader, in this machine's time zone."""
+    return datetime.datetime.fromtimestamp(when).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,75 @@
+"""revert: every file as it was before the first apply, and the server as it was then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from patcher.errors import UnsupportedVersion
+from patcher.jobs.commit import commit, describe
+from patcher.jobs.serving import Serving
+from patcher.jobs.session import Session
+from patcher.plan import make_revert_plan
+from patcher.target import refuse_other_copy
+
+
+@dataclass(frozen=True)
+class RevertOptions:
+    dry_run: bool = False
+    restart: bool = True
+
+
+class Revert:
+    """One revert on one host."""
+
+    def __init__(self, session: Session, options: RevertOptions) -> None:
+        self.session = session
+        self.result = session.result
+        self.options = options
+
+    def prepare(self) -> None:
+        self.session.open()
+        with self.result.step("plan") as step:
+            try:
+                series = self.session.series()
+            except UnsupportedVersion:
+                series = None  # the receipt and the backups on the host are enough
+            self.plan = make_revert_plan(self.session.for_plan, series)
+            step.detail = describe(self.plan)
+        self.result.data["plan"] = self.plan.as_dict()
+        self.serving = Serving(self.session)
+        self.why_not = self.serving.why_not or ("" if self.options.restart else "--no-restart was given")
+        if not self.why_not:
+            refuse_other_copy(self.session.target, self.session.inspection)
+
+    def execute(self) -> None:
+        """Do it. A server that does not come back is NotReady; the files stay as they were before the apply."""
+        if self.options.dry_run:
+            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
+            return
+        if self.session.stale:
+            self.session.target.ask("forget")
+            self.result.not_done.append("the receipt was stale (the package was replaced since), and was dropped")
+        if self.plan.is_noop:
+            self.result.summary = "not patched: nothing to revert"
+        else:
+            with self.result.step("commit") as step:
+                reply = commit(self.session, self.plan, "revert", [])
+                step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply['record']}"
+            self.result.changed = True
+            self.result.summary = "reverted: every file is as it was before the first apply"
+        if self.why_not:
+            self.result.skip("restart", self.why_not)
+            return
+        self._restart()
+
+    def _restart(self) -> None:
+        server = self.serving.service.live()
+        if server is None and self.serving.service.kind == "process":
+            self.result.skip("restart", "no server is running")
+            return
+        if not self.result.changed and server is not None and not self.serving.identity_problem({None}):
+            return  # a stock server on stock files
+        with self.result.step("restart and wait until ready") as step:
+            report = self.serving.restart(patched=False, sampled=False, identities={None})
+            self.serving.check_greedy_answer()
+            step.detail = f"process {report.pid} answers, without the patch"

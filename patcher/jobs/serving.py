@@ -1,0 +1,124 @@
+"""The server of one installation while a command works on it: found, asked, restarted, and its identity checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from patcher.client import ServerProblem, SglangClient
+from patcher.errors import NotReady
+from patcher.jobs.session import Session
+from patcher.readiness import ReadyReport, wait_ready
+from patcher.service import ServiceHost, make_service
+from patcher.services.flags import port_of
+from patcher.smoke import record_baseline, run_suite
+from patcher.smoke_checks import served_identities
+from patcher.suite import Suite, load_suite
+from patcher.target import redacted, serving_processes
+
+DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
+BASELINE = "baseline"
+
+
+class Serving:
+    """`why_not` is empty, or says why there is no service here that this tool looks after; `service` is then None."""
+
+    def __init__(self, session: Session, suite: Suite | None = None) -> None:
+        self.session = session
+        self.result = session.result
+        self.host = session.host
+        self.suite = suite or load_suite(self.host.smoke.suite)
+        self.why_not = "a tree of files has no interpreter and no server" if session.target.is_tree else ""
+        if not self.why_not and self.host.service.kind == "none":
+            self.why_not = "service.kind is none"
+        port = self.host.endpoint.port or self._port_of_process()
+        self.client = SglangClient(session.connection, self.host.endpoint.host, port, self.host.endpoint.api_key())
+        self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
+            self.host.name, session.connection, session.target.ask, session.inspection["state_dir"], port))
+
+    def _port_of_process(self) -> int:
+        for process in serving_processes(self.session.target, self.session.inspection):
+            return port_of(process["argv"])
+        return DEFAULT_PORT
+
+    def answers(self) -> bool:
+        """Whether the server answers at all, now."""
+        try:
+            self.client.health()
+        except ServerProblem:
+            return False
+        return True
+
+    def identities(self) -> set[str | None]:
+        """The patch that each scheduler of the server reports; None for one without. Raises ServerProblem."""
+        return served_identities(self.client.server_info())
+
+    def identity_problem(self, expected: set[str | None]) -> str:
+        """Why the served patch is not the expected one; empty when it is."""
+        served = self.identities()
+        return "" if served == expected else f"the server reports {_names(served)}, not {_names(expected)}"
+
+    def record_baseline(self) -> None:
+        """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""
+        baseline = record_baseline(self.client, self.suite, self.result.tell)
+        self.session.target.ask("state", put={BASELINE: baseline}, get=[])
+
+    def restart(self, *, patched: bool, sampled: bool, identities: set[str | None] | None) -> ReadyReport:
+        """Restart, and return when the new process serves with these patch identities; raises NotReady.
+
+        `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
+        whichever.
+        """
+        marker = self.service.log_marker()
+        since = self.service.observe()["now"]
+        self.service.restart(patched=patched)
+        report = wait_ready(
+            self.service, self.client, self.suite.paths if sampled else (), self.suite.prompts[0],
+            deadline_s=self.host.ready.deadline, started_after=since, progress=self.result.tell, log_marker=marker,
+        )
+        problem = self.identity_problem(identities) if identities is not None else ""
+        if problem:
+            raise NotReady(problem, where=self.host.name, detail=self.service.last_log(marker),
+                           next_step="see which files the server's process has open; it may run another copy")
+        return report
+
+    def check_greedy_answer(self) -> None:
+        """One short request at temperature 0; raises ServerProblem when it is not answered."""
+        payload = {**self.suite.prompts[0].payload(), "sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
+        self.client.generate(payload, timeout=self.suite.timeout)
+
+    def smoke(self, *, sampled: bool, identity: str | None = None, started_after: float | None = None) -> None:
+        """Run the suite, keep the result in the host's data; raises SmokeFailed, which names the failed checks."""
+        suite = self.suite if sampled else dataclasses.replace(self.suite, temperatures=(0.0,), paths=())
+        kept = self.session.target.ask("state", put={}, get=[BASELINE])["values"][BASELINE]
+        smoke = run_suite(self.client, suite, baseline=kept, service=self.service, identity=identity,
+                          started_after=started_after, progress=self.result.tell)
+        found = smoke.as_dict()
+        self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
+        self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]
+        smoke.raise_if_failed(self.host.name)
+
+    def start_commands(self) -> list[str]:
+        """What an operator types on the host to start the server as it was before this tool restarted it."""
+        settings = self.host.service
+        control = list(settings.control)
+        if settings.kind == "systemd":
+            return [shlex.join(["systemctl", *(["--user"] if settings.scope == "user" else []), "restart",
+                                settings.unit])]
+        if settings.kind == "supervisor":
+            return [shlex.join([*(control or ["supervisorctl"]), "restart", settings.program])]
+        if settings.kind == "docker":
+            return [shlex.join([*(control or ["docker"]), "restart", settings.container])]
+        if settings.kind == "command":
+            return [shlex.join(settings.restart)]
+        kept = self.session.target.ask("state", put={}, get=["service"])["values"]["service"] or {}
+        original: Mapping[str, Any] | None = kept.get("original")
+        if original is None:
+            return []
+        return [f"cd {shlex.quote(original['cwd'])} && setsid {shlex.join(redacted(original['argv']))}"]
+
+
+def _names(identities: set[str | None]) -> str:
+    return ", ".join(sorted(identity[:12] if identity else "no patch" for identity in identities))

@@ -1,0 +1,108 @@
+"""One host while a command works on it: the installation found there, and what was read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from patcher.config import HostSettings
+from patcher.connection import Connection
+from patcher.errors import SeriesProblem, UsageProblem
+from patcher.result import HostResult
+from patcher.series import choose
+from patcher.series_model import Series
+from patcher.target import Target, find_target
+
+
+class Session:
+    """`open` fills `target` and `inspection`; both are there for whatever comes after it."""
+
+    def __init__(self, host: HostSettings, connection: Connection, result: HostResult,
+                 catalogue: Sequence[Series]) -> None:
+        self.host = host
+        self.connection = connection
+        self.result = result
+        self.catalogue = catalogue
+        self.target: Target
+        self.inspection: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Find the installation and read every file that any series knows. Raises as find_target and the agent do."""
+        with self.result.step("find the installation") as step:
+            self.target = find_target(self.connection, self.host, package_of(self.catalogue))
+            self.inspect()
+            step.detail = f"{self.target.package} {self.version} in {self.inspection['root']}"
+            if self.inspection["recovered"] != "nothing":
+                step.detail += f"; a commit that was cut short before was {self.inspection['recovered']}"
+        interpreter = self.inspection["interpreter"] or {"version": None, "prefix": None}
+        self.result.data["installation"] = {
+            "package": self.target.package,
+            "version": self.version,
+            "root": self.inspection["root"],
+            "editable": self.inspection["editable"],
+            "python": interpreter["version"],
+            "prefix": interpreter["prefix"],
+            "recovered": self.inspection["recovered"],
+        }
+
+    def inspect(self) -> None:
+        """Read the files (again). A journal that was found is dealt with first, by the agent; the step says so."""
+        paths = sorted({path for series in self.catalogue for path in series.files})
+        self.inspection = self.target.ask("inspect", paths=paths)
+
+    @property
+    def version(self) -> str:
+        return self.inspection["version"]
+
+    @property
+    def stale(self) -> bool:
+        """Whether there is a receipt of files that are no longer installed: the package was replaced since."""
+        return self.inspection["receipt_state"] == "stale"
+
+    @property
+    def receipt(self) -> Mapping[str, Any] | None:
+        """The receipt, when it belongs to what is installed now."""
+        return None if self.stale else self.inspection["receipt"]
+
+    @property
+    def for_plan(self) -> Mapping[str, Any]:
+        """The inspection as plans may see it: a stale receipt vouches for nothing."""
+        return {**self.inspection, "receipt": self.receipt}
+
+    @property
+    def samples(self) -> bool:
+        """Whether a server of this installation is meant to sample: stock ones are, and the last stage of a series.
+
+        The stages before the last are steps on the way, which refuse a temperature above 0.
+        """
+        last = {series.name: series.stages[-1].name for series in self.catalogue}
+        return self.receipt is None or self.receipt["stage"] == last.get(self.receipt["series"], self.receipt["stage"])
+
+    def series(self) -> Series:
+        """The series for the installed version; raises UnsupportedVersion, which names the supported ones."""
+        return choose(self.catalogue, self.target.package, self.version)
+
+    def sha256(self, path: str) -> str | None:
+        """The sha256 of an installed file, None where there is none."""
+        entry = self.inspection["files"].get(path)
+        return entry["sha256"] if entry else None
+
+
+def package_of(catalogue: Sequence[Series]) -> str:
+    """The one package that the catalogue is about."""
+    packages = sorted({series.package for series in catalogue})
+    if not packages:
+        raise SeriesProblem("there is no patch series", next_step="check $DDTREE_PATCH_SERIES_ROOT")
+    if len(packages) > 1:
+        raise SeriesProblem(f"the series are for several packages: {', '.join(packages)}",
+                            next_step="keep the series of one package under one root")
+    return packages[0]
+
+
+def stage_named(series: Series, name: str) -> str:
+    """The stage `name`, or the last one for an empty name. Raises UsageProblem, which names the stages."""
+    names = [stage.name for stage in series.stages]
+    if name and name not in names:
+        raise UsageProblem(f"{series.name} has no stage {name!r}", where="--up-to",
+                           next_step=f"its stages are, in order: {', '.join(names)}")
+    return name or names[-1]

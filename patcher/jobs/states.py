@@ -1,0 +1,42 @@
+"""What state an installation's files are in, by their hashes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from patcher.jobs.session import Session
+from patcher.series_model import Series
+
+PRISTINE, UNKNOWN = "pristine", "unknown"
+MIXED, DRIFT = "mixed", "drift"
+
+
+def file_states(session: Session, series: Series) -> list[dict[str, Any]]:
+    """Per file of the series: {"path", "state", "sha256", "states"}.
+
+    `states` are all that its bytes fit (a file may be the same in several stages), `state` the first of them in the
+    order pristine, then the stages; `unknown` for bytes that the series does not know.
+    """
+    order = [PRISTINE, *(stage.name for stage in series.stages)]
+    rows = []
+    for path in sorted(series.files):
+        sha256 = session.sha256(path)
+        fits = [name for name in order if name in series.state_of(path, sha256)]
+        rows.append({"path": path, "state": fits[0] if fits else UNKNOWN, "sha256": sha256, "states": fits})
+    return rows
+
+
+def shown(rows: Sequence[Mapping[str, Any]], overall: str) -> list[dict[str, Any]]:
+    """The rows for a reader: where a file fits several states, the one that all files are in is named."""
+    return [{**row, "state": overall if overall in row["states"] else row["state"]} for row in rows]
+
+
+def overall_state(rows: Sequence[Mapping[str, Any]], series: Series) -> str:
+    """`pristine` or a stage when every file is in it; `drift` when one is unknown; `mixed` when they differ."""
+    if any(not row["states"] for row in rows):
+        return DRIFT
+    for name in (PRISTINE, *(stage.name for stage in series.stages)):
+        if all(name in row["states"] for row in rows):
+            return name
+    return MIXED

@@ -1,0 +1,78 @@
+"""verify: are the patched files intact, is the kernel right, and does the server run them?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from patcher.errors import Conflict, DdtreePatchError, Drift, HostUnreachable, Interrupted, NotReady
+from patcher.jobs.kernel import check_kernel
+from patcher.jobs.serving import Serving
+from patcher.jobs.session import Session
+
+
+class Verify:
+    """Every check is made, also after one that failed; the first failure decides the exit code."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.result = session.result
+        self.failures: list[DdtreePatchError] = []
+
+    def prepare(self) -> None:
+        self.session.open()
+
+    def execute(self) -> None:
+        receipt = self.session.receipt
+        if receipt is None:
+            why = "its receipt is stale: the package was replaced" if self.session.stale else "there is no receipt"
+            raise Conflict(f"not patched: {why}", where=self.session.host.name, next_step="ddtree-patch apply")
+        self._check("patched files", self._files)
+        serving = Serving(self.session)
+        if self.session.target.is_tree:
+            self.result.skip("kernel probe", "a tree of files has no interpreter")
+        else:
+            self._collect(lambda: check_kernel(self.session, stage=receipt["stage"], sampled=self.session.samples))
+        if serving.service is None:
+            self.result.skip("running server", serving.why_not)
+        else:
+            self._check("running server", lambda: self._server(serving))
+        if self.failures:
+            self.result.summary = f"{len(self.failures)} checks failed"
+            raise self.failures[0]
+        self.result.summary = f"series {receipt['series']}, stage {receipt['stage']}: verified"
+
+    def _check(self, name: str, check: Callable[[], str]) -> None:
+        def as_step() -> None:
+            with self.result.step(name) as step:
+                step.detail = check()
+
+        self._collect(as_step)
+
+    def _collect(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except (Interrupted, HostUnreachable):
+            raise
+        except DdtreePatchError as error:
+            self.failures.append(error)
+
+    def _files(self) -> str:
+        files = self.session.receipt["files"]
+        wrong = [path for path, state in files.items() if self.session.sha256(path) != state["after"]]
+        if wrong:
+            raise Drift(f"{len(wrong)} of {len(files)} patched files were changed since: {', '.join(sorted(wrong))}",
+                        where=self.session.host.name, next_step="see ddtree-patch status; reinstall or restore them")
+        return f"{len(files)} files are as the receipt says"
+
+    def _server(self, serving: Serving) -> str:
+        receipt, host = self.session.receipt, self.session.host.name
+        server = serving.service.live()
+        if server is None:
+            raise NotReady("no server is running", where=host, next_step="start it; or ddtree-patch restart")
+        if server["start_time"] < receipt["host"]["commit_time"]:
+            raise NotReady(f"process {server['pid']} is older than the patched files: it runs the old ones", where=host,
+                           next_step="ddtree-patch restart")
+        problem = serving.identity_problem({receipt["identity"]})
+        if problem:
+            raise NotReady(problem, where=host, next_step=f"see which files process {server['pid']} has open")
+        return f"process {server['pid']} is younger than the files and reports their identity"

@@ -1,0 +1,134 @@
+"""Which installation on a host is meant: a tree, a venv, or the venv of the server that is running there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patcher.config import HostSettings
+from patcher.connection import Connection
+from patcher.errors import Conflict, NoInstallation, UsageProblem
+from patcher.remote import ANY_PYTHON, call_agent
+
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One installation on one host.
+
+    `python` runs the agent there; `processes` are the SGLang launchers that run on the host, as the agent lists them
+    (empty for a tree, which no server of ours is expected to run from).
+    """
+
+    host: HostSettings
+    connection: Connection
+    python: str
+    site_packages: str
+    package: str
+    processes: tuple[Mapping[str, Any], ...]
+
+    @property
+    def is_tree(self) -> bool:
+        """True for a directory without interpreter: its files can be changed, but nothing runs them."""
+        return bool(self.site_packages)
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """One agent operation on this installation; raises the typed error that the agent reports."""
+        selector = {"site_packages": self.site_packages or None, "package": self.package}
+        return call_agent(self.connection, self.python, {"op": op, **selector, **request})
+
+
+def find_target(connection: Connection, host: HostSettings, package: str) -> Target:
+    """The installation that `host` means.
+
+    Raises UsageProblem when several venvs serve and none was chosen, and NoInstallation when none was named and no
+    server runs.
+    """
+    tool = sys.executable if host.local else ANY_PYTHON
+    if host.site_packages:
+        return Target(host, connection, tool, _path(host, host.site_packages, "site_packages"), package, ())
+    venv = _path(host, host.venv, "venv") if host.venv else ""
+    python = f"{venv}/bin/python3" if venv else tool
+    processes = tuple(call_agent(connection, python, {"op": "processes", "package": package})["processes"])
+    return Target(host, connection, python if venv else _serving_python(host, processes), "", package, processes)
+
+
+def _path(host: HostSettings, path: str, what: str) -> str:
+    """`path` made absolute; on another machine it has to be that already: it is relative to nothing there."""
+    if host.local:
+        return os.path.abspath(os.path.expanduser(path))
+    if not path.startswith("/"):
+        raise UsageProblem(f"{what} must be an absolute path on {host.name}, not {path!r}", where=host.name,
+                           next_step=f"give the full path of the {what}")
+    return path.rstrip("/")
+
+
+def _serving_python(host: HostSettings, processes: Sequence[Mapping[str, Any]]) -> str:
+    port = host.endpoint.port
+    serving = [p for p in processes if port is None or port in p["listening"]] or list(processes)
+    pythons = {p["python"] or p["exe"]: p for p in serving}
+    if not pythons:
+        raise NoInstallation("no SGLang server is running there, so its venv cannot be found out", where=host.name,
+                             next_step="give --venv PATH, or venv in hosts.toml; or start the server first")
+    if len(pythons) > 1:
+        listing = "\n".join(f"--venv {os.path.dirname(os.path.dirname(python))}   # {describe_process(p)}"
+                            for python, p in pythons.items())
+        raise UsageProblem(f"servers of {len(pythons)} different venvs are running there", where=host.name,
+                           next_step="choose one with --venv", detail=listing)
+    return next(iter(pythons))
+
+
+def serving_processes(target: Target, inspection: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The servers on the host that run the very files that are being patched."""
+    return [p for p in target.processes if _runs(p, target, inspection)]
+
+
+def refuse_other_copy(target: Target, inspection: Mapping[str, Any]) -> None:
+    """Raise Conflict when servers are running, but none of them from the installation that is to be patched.
+
+    Patching a copy that nobody runs succeeds in every way that files can tell, and changes nothing for the users.
+    """
+    port = target.host.endpoint.port
+    ours = serving_processes(target, inspection)
+    if ours and (port is None or any(port in p["listening"] for p in ours)):
+        return
+    others = [p for p in target.processes if p not in ours and (port is None or port in p["listening"])]
+    if not others:
+        return
+    raise Conflict(
+        f"the server that is running uses another copy of {target.package} than {inspection['root']}",
+        where=target.name,
+        next_step="give the --venv of that server, or --no-restart to change the files of this copy all the same",
+        detail="\n".join(describe_process(p) for p in others),
+    )
+
+
+def _runs(process: Mapping[str, Any], target: Target, inspection: Mapping[str, Any]) -> bool:
+    """By the directory that the process has open where that is known, else by its venv."""
+    if process["sglang_root"]:
+        return os.path.normpath(process["sglang_root"]) == os.path.normpath(f"{inspection['root']}/{target.package}")
+    return process["prefix"] == inspection["interpreter"]["prefix"]
+
+
+def describe_process(process: Mapping[str, Any]) -> str:
+    """One line for a reader, without the secrets that a command line may hold."""
+    ports = ",".join(map(str, process["listening"])) or "none yet"
+    return f"pid {process['pid']}, port {ports}: {' '.join(redacted(process['argv']))}"
+
+
+def redacted(argv: Sequence[str]) -> list[str]:
+    """`argv` with the values of flags that hold secrets replaced."""
+    shown, hide = [], False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        shown.append("***" if hide else f"{flag}=***" if equals and flag in _SECRET_FLAGS else word)
+        hide = word in _SECRET_FLAGS
+    return shown
