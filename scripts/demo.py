@@ -52,30 +52,26 @@ class DemoFailed(Exception):
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
-    scratch = Path(tempfile.mkdtemp(prefix="ddtree-patch-demo-"))
-    demo = Demo(scratch)
+    demo = Demo(Path(tempfile.mkdtemp(prefix="ddtree-patch-demo-")))
     try:
-        proven = demo.run()
+        try:
+            proven = demo.run()
+        finally:
+            demo.end()
     except (DemoFailed, RigProblem) as problem:
-        print(f"\nThe demo failed: {problem}\nIts files are kept in {scratch}", file=sys.stderr)
+        print(f"\nThe demo failed: {problem}\nIts files are kept in {demo.scratch}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted", file=sys.stderr)
-        shutil.rmtree(scratch)
+        shutil.rmtree(demo.scratch)
+        print("\nInterrupted; nothing is left running", file=sys.stderr)
         return 130
-    finally:
-        demo.end()
-    shutil.rmtree(scratch)
+    shutil.rmtree(demo.scratch)
     print(f"\nProven here in {time.monotonic() - began:.0f} s, with nothing left running:")
     for line in proven:
         print(f"  * {line}")
     return 0
-
-
-def _interrupt(_signal, _frame):
-    raise KeyboardInterrupt
 
 
 class Demo:
@@ -138,7 +134,9 @@ class Demo:
         check(done.returncode == expect, f"{' '.join(argv)} ended with {done.returncode}, not {expect}")
 
     def end(self) -> None:
-        """End everything that was started in the scratch directory."""
+        """End everything that was started in the scratch directory. A second Ctrl-C does not stop this."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.sshd:
             self.sshd.stop()
         for group in groups_at_work_in(self.scratch):
