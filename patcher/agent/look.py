@@ -24,7 +24,7 @@ def receipt_state(site: Site, receipt: dict | None) -> str:
     if receipt is None:
         return "none"
     host, files = receipt["host"], receipt["files"]
-    if (host["version"], host["dist_info"]) != (site.version, site.dist_info):
+    if host["installation"] != site.identity:
         return "stale"
     if site.record and host["record"] and hash_of(site.record) != host["record"]["after"]:
         lines = record_lines(read(site.record))
@@ -46,12 +46,13 @@ def inspect(site: Site, request: dict) -> dict:
     problem = next(filter(None, problems), None)
     return {
         "root": site.root, "version": site.version, "editable": site.editable, "dist_info": site.dist_info,
-        "record": site.record, "state_dir": site.state_dir,
+        "record": site.record, "state_dir": site.state_dir, "package_dir": site.package_dir,
         "files": {path: _look_at(site, path, lines, told.get(path)) for path in paths},
         "interpreter": None if site.tree else {"executable": sys.executable, "version": sys.version.split()[0],
-                                               "prefix": sys.prefix},
+                                               "prefix": sys.prefix, "real_prefix": os.path.realpath(sys.prefix)},
         "receipt": receipt, "receipt_state": receipt_state(site, receipt),
         "journal": os.path.exists(site.state(JOURNAL)), "lock": lock_holder(site),
+        "free_bytes": _free_bytes(site.package_dir),
         "writable": problem and {"path": problem["path"], "mount": problem["mount"],
                                  "reason": os.strerror(problem["errno"])},
     }
@@ -66,10 +67,17 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
         "sha256": None if data is None else sha256(data),
         "record_sha256": lines.get(path, (None, None))[1],
         "size": info and info.st_size, "mode": info and stat.S_IMODE(info.st_mode), "uid": info and info.st_uid,
+        "link": os.readlink(file) if os.path.islink(file) else None, "links": info and info.st_nlink,
         "data": None if data is None else base64.b64encode(data).decode(),
         # what the receipt would put back, where its backup is whole
         "before_data": base64.b64encode(before).decode() if before and sha256(before) == told["before"] else None,
     }
+
+
+def _free_bytes(path: str) -> int:
+    """What this account may still write there."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
 
 
 def forget(site: Site, request: dict) -> dict:

@@ -55,6 +55,7 @@ def _look_at(pid: int, boot: float) -> dict | None:
         "pid": pid, "parent": int(fields[1]), "pgid": int(fields[2]), "sid": int(fields[3]),
         "start_time": boot + int(fields[19]) / os.sysconf("SC_CLK_TCK"), "argv": argv, "exe": exe, "cwd": cwd,
         "python": python, "prefix": prefix if prefix and os.path.isfile(prefix + "/pyvenv.cfg") else None,
+        "real_prefix": prefix and os.path.realpath(prefix),
         "listening": _listening(pid), "user": user_name(os.stat(f"/proc/{pid}").st_uid),
         "sglang_root": _source_root(argv, cwd, env), "log": log if log and os.path.isfile(log) else None,
         "pycache_prefix": env.get("PYTHONPYCACHEPREFIX"),
