@@ -88,7 +88,7 @@ def _serving_python(host: HostSettings, processes: Sequence[Mapping[str, Any]]) 
 
 def serving_processes(target: Target, inspection: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The servers on the host that run the very files that are being patched."""
-    return [p for p in target.processes if _runs(p, target, inspection)]
+    return [p for p in target.processes if _runs(p, inspection)]
 
 
 def refuse_other_copy(target: Target, inspection: Mapping[str, Any]) -> None:
@@ -111,11 +111,11 @@ def refuse_other_copy(target: Target, inspection: Mapping[str, Any]) -> None:
     )
 
 
-def _runs(process: Mapping[str, Any], target: Target, inspection: Mapping[str, Any]) -> bool:
-    """By the directory that the process has open where that is known, else by its venv."""
+def _runs(process: Mapping[str, Any], inspection: Mapping[str, Any]) -> bool:
+    """By the source tree that comes before the installed package where there is one, else by the venv."""
     if process["sglang_root"]:
-        return os.path.normpath(process["sglang_root"]) == os.path.normpath(f"{inspection['root']}/{target.package}")
-    return process["prefix"] == inspection["interpreter"]["prefix"]
+        return process["sglang_root"] == inspection["package_dir"]
+    return process["real_prefix"] == inspection["interpreter"]["real_prefix"]
 
 
 def describe_process(process: Mapping[str, Any]) -> str:

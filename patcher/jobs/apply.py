@@ -69,7 +69,7 @@ class Apply:
             else:
                 self._change()
         except (Interrupted, HostUnreachable) as error:
-            error.next_step = f"ddtree-patch status says where it stands; then apply again, or revert. {error.next_step}"
+            error.next_step = f"ddtree-patch status says where it stands; apply again, or revert. {error.next_step}"
             raise
         finally:
             self.result.data["round_trips"] = self.session.connection.round_trips
