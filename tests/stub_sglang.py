@@ -1,0 +1,175 @@
+"""A stub of an SGLang server, for what a real one cannot be made to do on demand. It has no model.
+
+As a thread: `StubServer(mode="...")`. As a process: copied to a stub package `sglang`, as `sglang/launch_server.py`, and
+run as `python -m sglang.launch_server --port P [--stub-mode MODE]`.
+
+Modes, told apart by what they do at temperature T > 0 unless another thing is said:
+  samples              a fresh random output each time (what a good server does)
+  greedy               the greedy output
+  greedy-after-first   a random first token, then the greedy output (what stock DFLASH does without its kernel)
+  fixed                one output for every prompt and temperature
+  unstable             another output each time, at T=0 too
+  dies                 ends its process (closes the connection, as a thread)
+  refuses              HTTP 400
+  hangs                /generate never answers, although /health does
+  accepts-nothing      samples, and reports as many verify steps as tokens
+  collapses            samples, with hardly any draft token accepted at T > 0
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+GREEDY_FALLBACK = ("DFLASH non-greedy verification is unavailable on this build/device; "
+                   "falling back to greedy argmax verification.")
+
+
+class StubServer:
+    """The HTTP server; `unavailable` /health requests are answered 503 first."""
+
+    def __init__(self, mode="samples", port=0, unavailable=0, args=None, identity=None, log=lambda line: None,
+                 die=None, release=None):
+        self.mode = mode
+        self.unavailable = unavailable
+        self.args = args or {}
+        self.identity = identity
+        self.log = log
+        self.die = die
+        self.release = release or threading.Event()  # ends requests that hang
+        self.requests = []
+        self.random = random.Random(1)
+        self.lock = threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                stub.get(self)
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                stub.post(self, body)
+
+            def log_message(self, *args):
+                pass
+
+        ThreadingHTTPServer.daemon_threads = True
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self.http.server_address[1]
+
+    def __enter__(self):
+        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exc):
+        self.release.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def get(self, handler):
+        if handler.path == "/health":
+            with self.lock:
+                self.unavailable -= 1
+                starting = self.unavailable >= 0
+            self.answer(handler, 503 if starting else 200, {})
+        elif handler.path == "/server_info":
+            patch = {"ddtree_patch": {"identity": self.identity}} if self.identity else {}
+            self.answer(handler, 200, {"speculative_algorithm": "STUB", "internal_states": [patch], **self.args})
+        elif handler.path == "/v1/models":
+            self.answer(handler, 200, {"data": []})
+        else:
+            self.answer(handler, 404, {"error": "no such path"})
+
+    def post(self, handler, body):
+        self.requests.append((handler.path, body, dict(handler.headers)))
+        if handler.path == "/tokenize":
+            return self.answer(handler, 200, {"tokens": list(body["prompt"].encode())})
+        if handler.path != "/generate":
+            return self.answer(handler, 404, {"error": "no such path"})
+        sampling = body["sampling_params"]
+        hot = sampling.get("temperature", 1.0) > 0 and sampling.get("top_k") != 1
+        if self.mode == "hangs":
+            self.release.wait(60)
+        if body.get("return_logprob"):
+            return self.answer(handler, 400, {"error": "no logprobs together with speculative decoding"})
+        if hot and self.mode == "dies":
+            if self.die:
+                self.die()
+            return handler.connection.close()
+        if hot and self.mode == "refuses":
+            return self.answer(handler, 400, {"error": {"message": "temperature > 0 is not supported"}})
+        prompts = body.get("input_ids") or body["text"]
+        if isinstance(prompts, str) or not isinstance(prompts[0], list):
+            return self.answer(handler, 200, self.generate(prompts, sampling, hot))
+        return self.answer(handler, 200, [self.generate(prompt, sampling, hot) for prompt in prompts])
+
+    def generate(self, prompt, sampling, hot):
+        count = sampling["max_new_tokens"]
+        seed = "fixed" if self.mode == "fixed" else repr(prompt)
+        ids = [random.Random(f"{seed}{i}").randrange(4, 200) for i in range(count)]
+        if hot and self.mode.startswith("greedy"):
+            self.log(GREEDY_FALLBACK)
+        with self.lock:
+            if hot and self.mode == "greedy-after-first":
+                ids[0] = self.random.randrange(4, 8)
+            elif (hot and self.mode not in ("greedy", "fixed")) or self.mode == "unstable":
+                ids = [ids[0] if self.random.random() < 0.5 else self.random.randrange(4, 200),
+                       *(self.random.randrange(4, 200) for _ in ids[1:])]
+        steps = {"accepts-nothing": count - 1, "collapses": count - 2 if hot else count // 8}.get(self.mode, count // 3)
+        meta = {"finish_reason": {"type": "length"}, "completion_tokens": count, "spec_verify_ct": max(1, steps)}
+        text = {} if isinstance(prompt, list) else {"text": bytes(ids).decode("latin-1")}
+        return {**text, "output_ids": ids, "meta_info": meta}
+
+    def answer(self, handler, status, value):
+        data = json.dumps(value).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+def main():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--model-path")
+    parser.add_argument("--speculative-algorithm")
+    parser.add_argument("--stub-mode", default="samples")
+    parser.add_argument("--stub-start-s", type=float, default=0.0, help="seconds before it listens")
+    parser.add_argument("--stub-fail", action="store_true", help="exit before listening")
+    parser.add_argument("--stub-orphan", action="store_true", help="leave the scheduler behind when told to end")
+    options = parser.parse_args()
+    print(f"stub server, secret {'set' if os.environ.get('STUB_SECRET') else 'not set'}", flush=True)
+    if options.stub_fail:
+        print("stub: no kernel image is available for execution on the device", flush=True)
+        sys.exit(1)
+    # Like SGLang's scheduler: a child that does not end with its parent.
+    scheduler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # stub scheduler"])
+
+    def end(number, frame):
+        if not options.stub_orphan:
+            scheduler.terminate()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+
+    def die():
+        print("stub: Scheduler hit an exception: CUDA error", flush=True)
+        os._exit(1)
+
+    time.sleep(options.stub_start_s)
+    args = {"speculative_algorithm": options.speculative_algorithm, "cwd": os.getcwd(),
+            "secret_is_set": bool(os.environ.get("STUB_SECRET"))}
+    server = StubServer(options.stub_mode, options.port, args=args, log=lambda line: print(line, flush=True), die=die)
+    print(f"stub: listening on {server.port}", flush=True)
+    server.http.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
