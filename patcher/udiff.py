@@ -35,6 +35,24 @@ class Hunk:
     def new(self) -> tuple[bytes, ...]:
         return tuple(text for tag, text in self.lines if tag != b"-")
 
+    @property
+    def at_start(self) -> bool:
+        """Less context above than below, or none: the hunk stands at the top of the file."""
+        above, below = self._context()
+        return above == 0 or above < below
+
+    @property
+    def at_end(self) -> bool:
+        """Less context below than above, or none: the file ends with the hunk."""
+        above, below = self._context()
+        return below == 0 or below < above
+
+    def _context(self) -> tuple[int, int]:
+        tags = [tag for tag, _ in self.lines]
+        above = next(count for count, tag in enumerate(tags) if tag != b" ")
+        below = next(count for count, tag in enumerate(reversed(tags)) if tag != b" ")
+        return above, below
+
 
 @dataclass(frozen=True)
 class FilePatch:
@@ -60,11 +78,7 @@ def split_lines(data: bytes) -> list[bytes]:
 def apply(patch: FilePatch, old: bytes | None) -> bytes | None:
     """The file after ``patch``; None is a file that does not exist.  Raises Conflict, with file, hunk and line."""
     lines = splice(patch, None if old is None else split_lines(old))
-    if lines is None:
-        return None
-    if any(not line.endswith(b"\n") for line in lines[:-1]):
-        raise _conflict(patch, "the file's last line has no line end, and the patch writes behind it")
-    return b"".join(lines)
+    return None if lines is None else b"".join(lines)
 
 
 def splice(patch: FilePatch, lines: list[bytes] | None) -> list[bytes] | None:
@@ -85,7 +99,7 @@ def splice(patch: FilePatch, lines: list[bytes] | None) -> list[bytes] | None:
     if patch.kind != "delete":
         return new
     if new:
-        raise _conflict(patch, f"the patch removes the file, but {len(new)} lines would be left")
+        raise _conflict(patch, f"the patch removes an empty file, but this one has {len(new)} lines")
     return None
 
 
@@ -137,6 +151,9 @@ def _must_fit(patch: FilePatch, number: int, hunk: Hunk, lines: list[bytes]) -> 
         if found != expected:
             what = f"hunk {number} does not fit at line {line}: expected {show(expected)}, found {show(found)}"
             raise _conflict(patch, what)
+    end = hunk.old_index + len(hunk.old)
+    if hunk.at_end and end != len(lines):
+        raise _conflict(patch, f"hunk {number} ends the file at line {end}, the file has {len(lines)} lines")
 
 
 def _conflict(patch: FilePatch, what: str) -> Conflict:

@@ -180,6 +180,8 @@ def _hunks(file: PatchedFile, lines: list[str], source: str) -> tuple[Hunk, ...]
             raise _problem(source, header, "the hunk's old and new line numbers contradict the hunks before it")
         if not any(tag != b" " for tag, _ in body):
             raise _problem(source, header, "the hunk changes nothing")
+        if hunk.at_start and hunk.old_index:
+            raise _problem(source, header, "less context above than below: the hunk would have to stand at line 1")
         end = hunk.old_index + len(hunk.old)
         shift += len(hunk.new) - len(hunk.old)
         hunks.append(hunk)

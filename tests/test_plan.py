@@ -165,8 +165,8 @@ def test_a_new_file_that_exists_already(series, tmp_path, there, outcome):
 
 def test_v2_over_v1(series, tmp_path):
     dropped = "sglang/srt/__init__.py"
-    v1 = make_series(tmp_path / "v1", stages={"ddtree": {
-        ARGS: PRISTINE[ARGS].replace(b"ARG_20 = 20", b"ARG_20 = 'v1'"), NEW: b"v1\n", dropped: b"v1 = 1\n"}})  # fmt: skip
+    args_v1 = PRISTINE[ARGS].replace(b"ARG_20 = 20", b"ARG_20 = 'v1'")
+    v1 = make_series(tmp_path / "v1", stages={"ddtree": {ARGS: args_v1, NEW: b"v1\n", dropped: b"v1 = 1\n"}})
     root = make_package(tmp_path / "site")
     paths = (*PATHS, dropped)
     first = make_plan(v1, "ddtree", inspection(root, paths))
@@ -214,6 +214,39 @@ def test_the_diff_of_a_plan_applies_to_the_installation(series, tmp_path):
     plan = make_plan(series, "temperature", inspection(root, PATHS))
     shown = {file.path: apply(file, PRISTINE[file.path]) for file in udiff_parse.parse(plan.unified_diff(), "plan")}
     assert shown == only(files_after("temperature"))
+
+
+BLOCK = b"def f():\n    x = 1\n    return x\n\n"
+TOP = b"".join(b"top %d\n" % n for n in range(20))
+BOTTOM = b"".join(b"bottom %d\n" % n for n in range(40))
+# One more block in the middle of many: symmetric, so it fits any number of times.
+REPEATED = (
+    b"--- a/sglang/srt/args.py\n+++ b/sglang/srt/args.py\n@@ -26,6 +26,10 @@\n     x = 1\n     return x\n \n"
+    b"+def f():\n+    x = 1\n+    return x\n+\n def f():\n     x = 1\n     return x\n"
+)
+
+
+def test_a_hunk_that_fits_again_is_not_applied_again(tmp_path):
+    states = [TOP + count * BLOCK + BOTTOM for count in (5, 6, 7)]
+    patch = udiff_parse.parse(REPEATED, "repeated")[0]
+    assert [apply(patch, state) for state in states[:2]] == states[1:]
+    series = make_series(tmp_path / "series", {ARGS: states[0]}, {"ddtree": {ARGS: states[1]}})
+    root = make_package(tmp_path / "site", {ARGS: states[1]})
+    assert make_plan(series, "ddtree", inspection(root, [ARGS])).changes == ()
+    (root / ARGS).write_bytes(states[2])
+    with pytest.raises(Drift):
+        make_plan(series, "ddtree", inspection(root, [ARGS]))
+
+
+def test_a_hunk_that_fits_in_the_wrong_block_is_refused_for_the_hash(tmp_path):
+    before, after = 3 * BLOCK, BLOCK.replace(b"1", b"2") + 3 * BLOCK
+    old, new = TOP + before + BLOCK + 3 * BLOCK + BOTTOM, TOP + before + after + BOTTOM
+    series = make_series(tmp_path / "series", {ARGS: old}, {"ddtree": {ARGS: new}})
+    drifted = TOP + BLOCK + old[len(TOP) :]
+    assert apply(series.patches[0].files[0], drifted) == TOP + before + after + BLOCK + BOTTOM
+    root = make_package(tmp_path / "site", {ARGS: drifted})
+    with pytest.raises(Drift):
+        make_plan(series, "ddtree", inspection(root, [ARGS]))
 
 
 def test_a_plan_is_plain_data(series, tmp_path):
