@@ -63,6 +63,7 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
     data = read(file)
     info = None if data is None else os.stat(file)
     before = read(site.state("backups", told["before"])) if told and told["before"] else None
+    whole = before is not None and sha256(before) == told["before"]
     return {
         "sha256": None if data is None else sha256(data),
         "record_sha256": lines.get(path, (None, None))[1],
@@ -70,7 +71,7 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
         "link": os.readlink(file) if os.path.islink(file) else None, "links": info and info.st_nlink,
         "data": None if data is None else base64.b64encode(data).decode(),
         # what the receipt would put back, where its backup is whole
-        "before_data": base64.b64encode(before).decode() if before and sha256(before) == told["before"] else None,
+        "before_data": base64.b64encode(before).decode() if whole else None,
     }
 
 
