@@ -28,12 +28,12 @@ def compiled_files(source: str, prefixes: Iterable[str]) -> list[str]:
     return found
 
 
-def snapshot(sources: Mapping[str, str], prefixes: Iterable[str]) -> dict[str, dict]:
-    """Absolute path of each compiled file -> its description, hash ("sha") and source's name ("source").
+def snapshot(site: Site, sources: Mapping[str, str], prefixes: Iterable[str]) -> dict[str, dict]:
+    """Name of each compiled file (see Site.shorten) -> its description, hash ("sha") and source's name ("source").
 
     sources: name -> absolute path.
     """
-    return {compiled: dict(describe(compiled), sha=hash_of(compiled), source=name)
+    return {site.shorten(compiled): dict(describe(compiled), sha=hash_of(compiled), source=name)
             for name, file in sources.items() for compiled in compiled_files(file, prefixes)}
 
 
@@ -46,7 +46,8 @@ def remove(sources: Iterable[str], prefixes: Iterable[str]) -> None:
 
 def restore(site: Site, saved: Mapping[str, dict]) -> None:
     """Write compiled files of a snapshot back from the backups."""
-    for path, value in saved.items():
+    for name, value in saved.items():
+        path = site.lengthen(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_file(path, site.backup(value["sha"]), value)
 

@@ -92,7 +92,7 @@ class Commit:
         for entry in self.sources:
             self._check_syntax(entry)
         self.directories = self._missing_directories()
-        self.bytecode = bytecode.snapshot({entry.path: entry.file for entry in self.sources}, self.prefixes)
+        self.bytecode = bytecode.snapshot(site, {entry.path: entry.file for entry in self.sources}, self.prefixes)
         self.record_note = "none lists these files"
         self._complete_receipt()
         self._plan_record()
@@ -108,7 +108,7 @@ class Commit:
             "id": self.id, "phase": "writing", "since": self.time, "who": self.who, "dist_info": self.site.dist_info,
             "entries": [entry.as_dict() for entry in self.entries], "bytecode": self.bytecode,
             "prefixes": self.prefixes, "made_directories": self.directories,
-            "old_directories": self.host["directories"], "receipt": self.receipt, "history": self.history,
+            "old_directories": [self.site.lengthen(name) for name in self.host["directories"]], "receipt": self.receipt, "history": self.history,
         }
 
     # ------------------------------------------------------------ checks
@@ -178,13 +178,13 @@ class Commit:
                  if entry.path in files and entry.path not in self.host["seen"]}
         self.receipt["host"] = {
             "id": self.id, "commit_time": self.time, "user": user_name(os.geteuid()),
-            "version": self.site.version, "dist_info": self.site.dist_info, "record": None,
+            "installation": self.site.identity, "record": None,
             "seen": sorted((set(self.host["seen"]) | set(fresh)) & set(files)),
             "meta": {**{path: meta for path, meta in self.host["meta"].items() if path in files},
                      **{path: entry.meta for path, entry in fresh.items() if entry.before}},
             "bytecode": {**{path: value for path, value in self.host["bytecode"].items() if value["source"] in files},
                          **{path: value for path, value in self.bytecode.items() if value["source"] in fresh}},
-            "directories": sorted({*self.host["directories"], *self.directories}),
+            "directories": sorted({*self.host["directories"], *map(self.site.shorten, self.directories)}),
         }
 
     def _plan_record(self) -> None:
@@ -233,8 +233,8 @@ class Commit:
         for entry in self.entries:
             if entry.before:
                 self._keep(entry.before, read(entry.file))
-        for path, value in self.bytecode.items():
-            self._keep(value["sha"], read(path))
+        for name, value in self.bytecode.items():
+            self._keep(value["sha"], read(self.site.lengthen(name)))
 
     def _keep(self, sha: str, data: bytes | None) -> None:
         path = self.site.state("backups", sha)

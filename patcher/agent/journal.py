@@ -162,7 +162,7 @@ def needed_backups(receipt: dict | None) -> set[str]:
     if receipt is None:
         return set()
     host = receipt["host"]
-    needed = {state["before"] for state in receipt["files"].values() if state["before"]}
+    needed = {told["before"] for told in receipt["files"].values() if told["before"] not in (None, told["after"])}
     needed |= {value["sha"] for value in host["bytecode"].values()}
     return needed | ({host["record"]["before"]} if host["record"] else set())
 

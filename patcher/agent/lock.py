@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from .failures import Refusal, os_refusal
+from .failures import Refusal, os_refusal, translated
 from .files import read, remove_empty, unlink
 from .site import Site
 from .steps import step
@@ -51,7 +51,8 @@ def locked(site: Site, who: str) -> Iterator[None]:
     try:
         holder = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": boot_id(),
                   "host": socket.gethostname(), "who": who, "since": time.time()}
-        os.pwrite(handle, json.dumps(holder).encode(), 0)
+        with translated(path):
+            os.pwrite(handle, json.dumps(holder).encode(), 0)
         step("lock")
         yield
         step("unlock")

@@ -85,6 +85,19 @@ class Site:
             raise Refusal("Drift", "this is no regular file", here, "reinstall the package")
         return here
 
+    def shorten(self, file: str) -> str:
+        """The name of a file of the package that stays true when the installation is moved; others stay absolute."""
+        inside = file.startswith(self.package_dir + os.sep)
+        return self.package + file[len(self.package_dir):] if inside else file
+
+    def lengthen(self, name: str) -> str:
+        return name if os.path.isabs(name) else self.package_dir + name[len(self.package):]
+
+    @property
+    def identity(self) -> list[str]:
+        """What tells one installation of the package from another."""
+        return [self.version, os.path.basename(self.dist_info)]
+
     def state(self, *names: str) -> str:
         return os.path.join(self.state_dir, *names)
 
