@@ -108,7 +108,8 @@ class Commit:
             "id": self.id, "phase": "writing", "since": self.time, "who": self.who, "dist_info": self.site.dist_info,
             "entries": [entry.as_dict() for entry in self.entries], "bytecode": self.bytecode,
             "prefixes": self.prefixes, "made_directories": self.directories,
-            "old_directories": [self.site.lengthen(name) for name in self.host["directories"]], "receipt": self.receipt, "history": self.history,
+            "old_directories": [self.site.lengthen(name) for name in self.host["directories"]],
+            "receipt": self.receipt, "history": self.history,
         }
 
     # ------------------------------------------------------------ checks
@@ -174,16 +175,17 @@ class Commit:
         if untrue:
             raise Refusal("Conflict", f"the receipt does not say what will be installed: {', '.join(untrue)}",
                           self.site.root, "report this as a bug")
+        patched = {path for path, told in files.items() if told["before"] != told["after"]}
         fresh = {entry.path: entry for entry in self.sources
-                 if entry.path in files and entry.path not in self.host["seen"]}
+                 if entry.path in patched and entry.path not in self.host["seen"]}
         self.receipt["host"] = {
             "id": self.id, "commit_time": self.time, "user": user_name(os.geteuid()),
             "installation": self.site.identity, "record": None,
-            "seen": sorted((set(self.host["seen"]) | set(fresh)) & set(files)),
-            "meta": {**{path: meta for path, meta in self.host["meta"].items() if path in files},
+            "seen": sorted((set(self.host["seen"]) | set(fresh)) & patched),
+            "meta": {**{path: meta for path, meta in self.host["meta"].items() if path in patched},
                      **{path: entry.meta for path, entry in fresh.items() if entry.before}},
-            "bytecode": {**{path: value for path, value in self.host["bytecode"].items() if value["source"] in files},
-                         **{path: value for path, value in self.bytecode.items() if value["source"] in fresh}},
+            "bytecode": {**{name: value for name, value in self.host["bytecode"].items() if value["source"] in patched},
+                         **{name: value for name, value in self.bytecode.items() if value["source"] in fresh}},
             "directories": sorted({*self.host["directories"], *map(self.site.shorten, self.directories)}),
         }
 

@@ -165,12 +165,15 @@ def test_a_mount_point_among_the_files_is_refused_before_anything_is_written(ins
     assert not host.state.exists()
 
 
+def read_only(folder: Path) -> Through:
+    return Through(f'mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && exec "$@"', "unshare", "-m")
+
+
 @needs_root
 def test_a_read_only_image_is_refused(installed, tmp_path: Path):
     host = installed["pristine"].copy(tmp_path / "host")
     old = host.snapshot()
-    host.connection = Through(f'mount --bind {host.venv} {host.venv} && mount -o remount,ro,bind {host.venv} && exec "$@"',
-                              "unshare", "-m")
+    host.connection = read_only(host.venv)
     assert host.ask("inspect", paths=["sglang/srt/worker.py"])["writable"]["reason"] == "Read-only file system"
     with pytest.raises(Conflict, match="read-only") as failure:
         host.commit("ddtree")
@@ -182,8 +185,7 @@ def test_a_read_only_image_is_refused(installed, tmp_path: Path):
 @needs_root
 def test_read_only_site_packages_with_a_writable_prefix(installed, tmp_path: Path):
     host = installed["pristine"].copy(tmp_path / "host")
-    host.connection = Through(f'mount --bind {host.site} {host.site} && mount -o remount,ro,bind {host.site} && exec "$@"',
-                              "unshare", "-m")
+    host.connection = read_only(host.site)
     with pytest.raises(Conflict, match="read-only"):
         host.commit("ddtree")
     assert not host.state.exists()
