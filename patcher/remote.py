@@ -20,7 +20,7 @@ LOADER = """
 import importlib.abc, importlib.util, sys
 
 if sys.version_info < (3, 9):
-    sys.exit("SyntaxError: the agent needs CPython 3.9 or later")
+    sys.exit("too old for the agent")
 
 class Bundle(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     modules = MODULES
@@ -99,7 +99,7 @@ def _no_reply(connection: Connection, python: str, done: Completed) -> errors.Dd
     if done.rc in (126, 127):
         return errors.NoInstallation(f"there is no interpreter {python}", where=connection.name, detail=said,
                                      next_step="give the environment that serves: --venv")
-    if "SyntaxError" in said or "unknown option -I" in said.lower():
+    if "too old for the agent" in said or "unknown option: -i" in said.lower():
         return errors.NoInstallation(f"{python} is no CPython 3.9 or later", where=connection.name, detail=said,
                                      next_step="give the environment that serves: --venv")
     return errors.HostUnreachable(
