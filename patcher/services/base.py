@@ -78,6 +78,7 @@ class Service(ABC):
     def __init__(self, settings: ServiceSettings, host: ServiceHost) -> None:
         self.settings = settings
         self.host = host
+        self._seen: dict[str, Any] = {}  # the server when it was last looked at; on a slow link each look counts
 
     # ---- what each adapter says -----------------------------------------------------------------------------
 
@@ -125,7 +126,10 @@ class Service(ABC):
         describes it), `unseen` when that may not be looked at, `none` when nobody listens.
         """
         reply = self.observe()
-        return None if reply["server"] is None else {**reply["server"], "listener": reply["listener"]}
+        if reply["server"] is None:
+            return None
+        self._seen = {**reply["server"], "listener": reply["listener"]}
+        return self._seen
 
     def observe(self) -> dict[str, Any]:
         """{"now": the host's clock, "server": process or None, "listener": who holds the port}."""
@@ -165,7 +169,7 @@ class Service(ABC):
     def _log_path(self) -> str:
         if self.settings.log:
             return self.settings.log
-        server = self.live()
+        server = self._seen or self.live()
         return (server or {}).get("log") or ""
 
     def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = COMMAND_TIMEOUT_S) -> Completed:

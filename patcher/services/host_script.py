@@ -20,6 +20,7 @@ import time
 LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 POLL_S = 0.2
+ORPHAN_GRACE_S = 10.0  # what a launcher leaves behind when it has ended may end by itself within this
 GPU_SETTLE_S = 60.0
 GPU_NOISE_MIB = 64
 
@@ -119,6 +120,8 @@ def holds_socket(pid, inodes):
             link = os.readlink(f"/proc/{pid}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
             continue
+        except PermissionError:  # some sandboxes list the names of another's files and still hide where they lead
+            return None
         if link.startswith("socket:[") and link[8:-1] in inodes:
             return True
     return False
@@ -217,19 +220,22 @@ def stop(request):
                 known.setdefault(pid, processes[pid][4])
         return [pid for pid, ticks in known.items() if pid in processes and processes[pid][4] == ticks]
 
-    def wait_gone(seconds):
+    def wait_gone(seconds, gone):
         deadline = time.monotonic() + seconds
-        while alive() and time.monotonic() < deadline:
+        while not gone(alive()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return alive()
 
-    if request["pid"] in alive():
-        send(request["pid"], request["ticks"], signal.SIGTERM)
-    left = wait_gone(request["grace"])
+    launcher = request["pid"]
+    if launcher in alive():
+        send(launcher, request["ticks"], signal.SIGTERM)
+    wait_gone(request["grace"], lambda left: launcher not in left)
+    wait_gone(min(request["grace"], ORPHAN_GRACE_S), lambda left: not left)
+    left = alive()
     killed = list(left)
     for pid in left:
         send(pid, known[pid], signal.SIGKILL)
-    left = wait_gone(request["grace"])
+    wait_gone(request["grace"], lambda left: not left)
+    left = alive()
     if left:
         return {"error": f"processes {left} do not end, not even by KILL"}
     deadline = time.monotonic() + request["grace"]

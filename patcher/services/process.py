@@ -30,21 +30,24 @@ class ProcessService(Service):
         return self.host.serving_pid()
 
     def observe(self) -> dict[str, Any]:
-        started = self._observe_started()
-        return started if started and started["server"] else super().observe()
+        for known in (self._seen, self._state().get("running")):
+            reply = self._observe_process(known) if known else None
+            if reply and reply["server"]:
+                return reply
+        return super().observe()
 
     def failure(self) -> str | None:
-        started = self._observe_started()
-        if started is None or started["server"]:
-            return None
-        return f"process {self._state()['running']['pid']}, which was started last, ended"
-
-    def _observe_started(self) -> dict[str, Any] | None:
-        """`observe` of the very process that this adapter started last; None when it never started one."""
         running = self._state().get("running")
-        if not running:
+        if not running or self._observe_process(running)["server"]:
             return None
-        return self.host.script("status", port=self.host.port, pid=running["pid"], ticks=running["ticks"])
+        return f"process {running['pid']}, which was started last, ended"
+
+    def log_marker(self) -> dict[str, Any]:
+        return {}  # what this adapter starts logs to a new file each time
+
+    def _observe_process(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """`observe` of this very process, and of no other that took its id."""
+        return self.host.script("status", port=self.host.port, pid=known["pid"], ticks=known["ticks"])
 
     def restart(self, *, patched: bool = True) -> None:
         self.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +61,11 @@ class SystemdService(Service):
         if self.settings.scope == "system":
             return [name]
         # A session without PAM has no XDG_RUNTIME_DIR, and without it the user's manager is not found.
-        uid = self.run(["id", "-u"]).stdout.decode().strip()
-        return ["env", f"XDG_RUNTIME_DIR=/run/user/{uid}", name, "--user"]
+        return ["env", f"XDG_RUNTIME_DIR=/run/user/{self._uid}", name, "--user"]
+
+    @functools.cached_property
+    def _uid(self) -> str:
+        return self.run(["id", "-u"]).stdout.decode().strip()
 
     def _show(self) -> dict[str, str]:
         """The unit's properties. Raises UsageProblem when there is no such unit."""
