@@ -57,7 +57,8 @@ class HostResult:
         try:
             yield step
         except BaseException as error:
-            step.state, step.detail = FAILED, str(error)
+            step.state = FAILED
+            step.detail = error.what if isinstance(error, DdtreePatchError) else str(error)
             raise
         finally:
             step.seconds = time.monotonic() - started

@@ -35,6 +35,7 @@ class Apply:
         self.session = session
         self.result = session.result
         self.options = options
+        self.commit_time: float | None = None
 
     def prepare(self) -> None:
         """Find, read and plan; raises what stands in the way of a commit. Nothing is changed."""
@@ -68,7 +69,9 @@ class Apply:
                 self._already()
             else:
                 self._change()
-        except (Interrupted, HostUnreachable) as error:
+        except DdtreePatchError as error:
+            if not _leaves_host_alone(error):
+                raise
             error.next_step = f"ddtree-patch status says where it stands; apply again, or revert. {error.next_step}"
             raise
         finally:
@@ -121,17 +124,17 @@ class Apply:
             step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply['record']}"
         self.result.changed = True
         self.result.summary = f"series {self.series.name} applied up to stage {self.stage}: {describe(self.plan)}"
-        self.result.data["round_trips_before_restart"] = self.session.connection.round_trips
         if not restarts:
             return
+        self.result.not_done += [f"restart of another server: {line}" for line in self.serving.others()]
         if not before.running and self.serving.service.kind == "process":
             self.result.skip("restart, smoke suite", "no server is running; start it, then run ddtree-patch verify")
             return
         try:
             self._start_and_check()
-        except (Interrupted, HostUnreachable):
-            raise
         except Exception as failure:
+            if _leaves_host_alone(failure):
+                raise
             roll_back(self.session, self.serving, self.plan, before, failure)
             self.result.summary = "rolled back: the files and the server are as before"
             if isinstance(failure, DdtreePatchError):
@@ -159,7 +162,8 @@ class Apply:
     def _start_and_check(self) -> None:
         identity = self.series.identity(self.stage)
         with self.result.step("restart and wait until ready") as step:
-            report = self.serving.restart(patched=True, sampled=self.sampled, identities={identity})
+            report = self.serving.restart(patched=True, sampled=self.sampled, identities={identity},
+                                          younger_than=self.commit_time)
             self.result.data["ready"] = report.as_dict()
             step.detail = f"process {report.pid} serves the patched files"
         if not self.options.smoke:
@@ -175,3 +179,11 @@ class Apply:
         for name in left_out if why else ():
             self.result.skip(name, why)
         return not why
+
+
+def _leaves_host_alone(error: Exception) -> bool:
+    """Whether this failure ends the command as it stands: the operator stopped it, or there is no way to the host.
+
+    Kinds of HostUnreachable mean that the host answered and refused, so that a roll-back can be tried.
+    """
+    return isinstance(error, Interrupted) or type(error) is HostUnreachable

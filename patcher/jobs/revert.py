@@ -25,6 +25,7 @@ class Revert:
         self.session = session
         self.result = session.result
         self.options = options
+        self.commit_time: float | None = None
 
     def prepare(self) -> None:
         self.session.open()
@@ -54,6 +55,7 @@ class Revert:
         else:
             with self.result.step("commit") as step:
                 reply = commit(self.session, self.plan, "revert", [])
+                self.commit_time = reply["commit_time"]
                 step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply['record']}"
             self.result.changed = True
             self.result.summary = "reverted: every file is as it was before the first apply"
@@ -70,6 +72,7 @@ class Revert:
         if not self.result.changed and server is not None and not self.serving.identity_problem({None}):
             return  # a stock server on stock files
         with self.result.step("restart and wait until ready") as step:
-            report = self.serving.restart(patched=False, sampled=False, identities={None})
+            report = self.serving.restart(patched=False, sampled=False, identities={None},
+                                          younger_than=self.commit_time)
             self.serving.check_greedy_answer()
             step.detail = f"process {report.pid} answers, without the patch"

@@ -24,7 +24,7 @@ class ServerBefore:
 def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefore, failure: Exception) -> None:
     """Files first, then the server. Raises RollbackFailed, with the commands that remain to be typed.
 
-    `failure` is why; it goes into the history of the host's result, not into the raised error's place.
+    `failure` is why; RollbackFailed names it too.
     """
     result = session.result
     manual = [_tool_command(session, "revert", "--no-restart"), _tool_command(session, "restart")]
@@ -32,7 +32,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
         with result.step("roll back the files") as step:
             undo(session, plan, "apply")
             result.changed = False
-            step.detail = f"{len(plan.changes)} files are as before, because: {failure}"
+            step.detail = f"{len(plan.changes)} files are as before the apply"
         manual = [_tool_command(session, "restart")]
         with result.step("bring back the old server") as step:
             if not before.running:

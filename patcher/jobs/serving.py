@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
-from patcher.errors import NotReady
+from patcher.errors import NotReady, UsageProblem
 from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
@@ -16,7 +16,7 @@ from patcher.services.flags import port_of
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
-from patcher.target import redacted, serving_processes
+from patcher.target import describe_process, redacted, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
@@ -36,12 +36,29 @@ class Serving:
         port = self.host.endpoint.port or self._port_of_process()
         self.client = SglangClient(session.connection, self.host.endpoint.host, port, self.host.endpoint.api_key())
         self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
-            self.host.name, session.connection, session.target.ask, session.inspection["state_dir"], port))
+            self.host.name, session.connection, self._ask, session.inspection["state_dir"], port))
+        self._listing = list(session.target.processes)
+
+    def _ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Target.ask, but the first look at the processes is the one that found the installation a moment ago."""
+        if op == "processes" and self._listing:
+            return {"processes": [self._listing.pop() for _ in range(len(self._listing))]}
+        return self.session.target.ask(op, **request)
 
     def _port_of_process(self) -> int:
-        for process in serving_processes(self.session.target, self.session.inspection):
-            return port_of(process["argv"])
-        return DEFAULT_PORT
+        serving = serving_processes(self.session.target, self.session.inspection)
+        ports = sorted({port_of(process["argv"]) for process in serving})
+        if len(ports) > 1:
+            raise UsageProblem(f"{len(ports)} servers run from this installation, on the ports "
+                               + ", ".join(map(str, ports)), where=self.host.name,
+                               next_step="say which one is meant: endpoint.port in hosts.toml",
+                               detail="\n".join(describe_process(process) for process in serving))
+        return ports[0] if ports else DEFAULT_PORT
+
+    def others(self) -> list[str]:
+        """Servers that run the same files and are not the one that is restarted, as lines for a reader."""
+        serving = serving_processes(self.session.target, self.session.inspection)
+        return [describe_process(process) for process in serving if port_of(process["argv"]) != self.client.port]
 
     def answers(self) -> bool:
         """Whether the server answers at all, now."""
@@ -65,14 +82,16 @@ class Serving:
         baseline = record_baseline(self.client, self.suite, self.result.tell)
         self.session.target.ask("state", put={BASELINE: baseline}, get=[])
 
-    def restart(self, *, patched: bool, sampled: bool, identities: set[str | None] | None) -> ReadyReport:
+    def restart(self, *, patched: bool, sampled: bool, identities: set[str | None] | None,
+                younger_than: float | None = None) -> ReadyReport:
         """Restart, and return when the new process serves with these patch identities; raises NotReady.
 
         `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
-        whichever.
+        whichever. `younger_than`: unix time on the host that the new process must not be older than; None: now.
         """
         marker = self.service.log_marker()
-        since = self.service.observe()["now"]
+        since = self.service.observe()["now"] if younger_than is None else younger_than
+        self.result.data.setdefault("round_trips_before_restart", self.session.connection.round_trips)
         self.service.restart(patched=patched)
         report = wait_ready(
             self.service, self.client, self.suite.paths if sampled else (), self.suite.prompts[0],
