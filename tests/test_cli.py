@@ -1,0 +1,111 @@
+"""The command line: exit codes, and stdout that holds the result and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from patcher import cli
+from patcher.errors import RollbackFailed
+from patcher.result import HostResult, Outcome
+
+COMMANDS = ("list", "doctor", "diff", "apply", "verify", "status", "revert", "restart", "smoke-test", "history")
+
+
+@pytest.fixture(autouse=True)
+def _no_hosts_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capfd, *args):
+    capfd.readouterr()
+    return cli.main(list(args)), *capfd.readouterr()
+
+
+def test_the_commands_and_their_common_options():
+    assert set(cli.cli.commands) == set(COMMANDS)
+    for name in COMMANDS:
+        options = {opt for param in cli.cli.commands[name].params for opt in param.opts}
+        assert {"--json", "--host", "--local", "--venv", "--site-packages", "--config"} <= options, name
+
+
+def test_options_of_single_commands():
+    def options(name):
+        return {opt for param in cli.cli.commands[name].params for opt in param.opts}
+
+    assert {"--dry-run", "--up-to", "--no-restart", "--no-smoke"} <= options("apply")
+    assert {"--junit", "--suite"} <= options("smoke-test")
+
+
+@pytest.mark.parametrize("args", [
+    ["apply", "--nonsense"],
+    ["nonsense"],
+    ["apply"],
+    ["apply", "--local", "--venv", "/v", "--site-packages", "/s"],
+    ["apply", "--local", "--config", "/no/such/hosts.toml"],
+    ["apply", "--host", "-oProxyCommand=x"],
+    ["smoke-test", "--local", "--suite", "/no/such/suite.toml"],
+])
+def test_usage_problems_exit_2_with_one_json_document(capfd, args):
+    code, out, err = run(capfd, *args, "--json")
+    document = json.loads(out)
+    assert code == 2 and document["ok"] is False and document["exit_code"] == 2
+    assert document["error"]["error"] == "UsageProblem" and document["error"]["what"]
+    assert "error: " in err
+    code, out, err = run(capfd, *args)
+    assert code == 2 and out == "" and "error: " in err
+
+
+def test_help_and_version_exit_0(capfd):
+    assert run(capfd, "--version")[0] == 0
+    code, out, _ = run(capfd, "apply", "--help")
+    assert code == 0 and "--dry-run" in out
+
+
+def test_a_bug_exits_1_with_a_log_to_paste(capfd, monkeypatch):
+    def broken(**options):
+        raise ZeroDivisionError("seven")
+
+    monkeypatch.setattr(cli.commands, "status", broken)
+    code, out, err = run(capfd, "status", "--local", "--json")
+    assert code == 1 and json.loads(out)["error"]["exit_code"] == 1
+    assert "ZeroDivisionError: seven" in err and "Traceback" in err
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, click.Abort])
+def test_an_interrupt_exits_130(capfd, monkeypatch, stop):
+    def stopped(**options):
+        raise stop
+
+    monkeypatch.setattr(cli.commands, "status", stopped)
+    code, out, _ = run(capfd, "status", "--local", "--json")
+    assert code == 130 and json.loads(out)["error"]["error"] == "Interrupted"
+
+
+def test_the_commands_of_a_failed_rollback_are_printed(capfd, monkeypatch):
+    failed = HostResult("h", error=RollbackFailed("no way back", commands=["systemctl restart sglang"]))
+    monkeypatch.setattr(cli.commands, "apply", lambda **options: Outcome("apply", (failed,)))
+    code, out, err = run(capfd, "apply", "--local")
+    assert code == 8 and "    systemctl restart sglang\n" in err
+    _, out, _ = run(capfd, "apply", "--local", "--json")
+    assert json.loads(out)["error"]["commands"] == ["systemctl restart sglang"]
+
+
+def test_junit_is_written_also_when_the_suite_fails(capfd, monkeypatch, tmp_path):
+    failed = HostResult("h", data={"checks": [{"name": "diverse", "passed": False, "detail": "equal"}]},
+                        error=RollbackFailed("x"))
+    monkeypatch.setattr(cli.commands, "smoke_test", lambda **options: Outcome("smoke-test", (failed,)))
+    run(capfd, "smoke-test", "--local", "--junit", str(tmp_path / "report.xml"))
+    assert 'failures="1"' in (tmp_path / "report.xml").read_text()
+
+
+def test_as_a_program_without_a_terminal():
+    """No prompt, no colour, nothing but ASCII; the progress is not on stdout."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "list"],
+                          stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii() and b"\x1b" not in done.stdout and done.stderr == b""
