@@ -10,6 +10,7 @@ from patcher.services.base import Service
 
 TAIL_BYTES = 1 << 20
 MARKER_CHARACTERS = 400
+STREAMS = ("stdout", "stderr")
 
 
 class SupervisorService(Service):
@@ -41,21 +42,25 @@ class SupervisorService(Service):
         return {**super().describe(), "program": self.settings.program, "state": self._state()[0]}
 
     def own_log_marker(self) -> dict[str, Any]:
-        # supervisorctl gives no position in a log, so the place is known by what stands before it.
-        return {stream: self._tail(stream)[-MARKER_CHARACTERS:] for stream in ("stdout", "stderr")}
+        # supervisorctl gives no position in a log: the place is known by what stands before it.
+        return {stream: self._tail(stream) for stream in STREAMS}
 
     def own_log(self, marker: Mapping[str, Any]) -> str:
         logged = ""
-        for stream in ("stdout", "stderr"):
+        for stream in STREAMS:
             text, before = self._tail(stream), marker.get(stream, "")
-            logged += text.rpartition(before)[2] if before else text
+            if text.startswith(before):
+                logged += text[len(before) :]
+            else:  # the log is longer than what is fetched: find where the old end is now
+                logged += text.rpartition(before[-MARKER_CHARACTERS:])[2]
         return logged
 
     def _tail(self, stream: str) -> str:
         done = self.run([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream], check=False)
         # With redirect_stderr there is no log of stderr, and supervisorctl says so on stdout.
         text = done.stdout.decode("utf-8", "replace")
-        return "" if text.startswith(f"{self.settings.program}: ERROR") else text
+        # It ends what it prints with a line end of its own, which is not in the log.
+        return "" if text.startswith(f"{self.settings.program}: ERROR") else text.removesuffix("\n")
 
     def _state(self) -> tuple[str, list[str]]:
         """(RUNNING, STARTING, BACKOFF, STOPPED, EXITED, FATAL; the words after it). Raises UsageProblem, NotReady."""
