@@ -5,11 +5,11 @@ import socket
 import threading
 
 import pytest
+from stub_sglang import StubServer
 
 from patcher.client import HttpStatus, ServerBroke, ServerProblem, ServerRefused, ServerTimeout, SglangClient
 from patcher.connection import LocalConnection
 from patcher.errors import NotReady
-from stub_sglang import StubServer
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 5}
 
