@@ -111,7 +111,8 @@ def test_a_coin_of_zero_accepts_an_impossible_child():
 def test_draw_takes_only_tokens_with_mass():
     assert draw([0.0, 0.5, 0.0, 0.5], 0.0) == 1
     assert draw([0.0, 0.5, 0.0, 0.5], 0.5) == 3
-    assert draw([0.0, 0.5, 0.5, 0.0], 1.0) == 3  # why the last coin must stay below 1
+    assert draw([0.0, 0.5, 0.5, 0.0], 1.0) == 2
+    assert draw([0.0, 0.0], 0.5) == 1  # nothing has mass: the op answers the last id of the vocabulary
 
 
 def chi_square(counts, row):
