@@ -163,3 +163,7 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
     if len(errors) > 1:
         print_error(outcome.error, console_for(sys.stderr))
     return outcome.error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
