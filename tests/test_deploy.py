@@ -1,5 +1,6 @@
 """Several hosts: nothing is changed before all are prepared, one host's failure does not hide another's result."""
 
+import io
 import threading
 
 import pytest
@@ -56,7 +57,7 @@ def connections(monkeypatch):
 
 def run(*names, keep_going=False, job=FakeJob):
     log = []
-    progress = Progress(console_for(open("/dev/null", "w")))
+    progress = Progress(console_for(io.StringIO()))
     hosts = [HostSettings(name) for name in names]
     outcome = deploy.run_on_hosts("apply", hosts, lambda h, c, r: job(h, c, r, log), progress, keep_going)
     return outcome, log

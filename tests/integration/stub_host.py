@@ -89,11 +89,11 @@ kind = "process"
         self.config.write_text(text + more)
         return self.config
 
-    def start_server(self, *flags: str) -> subprocess.Popen:
+    def start_server(self, *flags: str, cwd: Path | None = None) -> subprocess.Popen:
         """Start the stub server, as an operator would by hand; returns when it answers."""
         log = (self.home / "server.log").open("ab")
         argv = [f"{self.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(self.port), *flags]
-        server = subprocess.Popen(argv, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        server = subprocess.Popen(argv, cwd=cwd or self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   start_new_session=True)
         self.servers.append(server)
         self.wait_answer()

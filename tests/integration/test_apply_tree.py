@@ -201,7 +201,8 @@ def test_doctor_changes_nothing_and_finds_nothing_wrong(tree, tool):
 
 def test_every_command_gives_one_json_document_of_the_same_shape(tree, tool):
     tool("apply", "--site-packages", tree)
-    for command in ("list", "doctor", "diff", "apply", "verify", "status", "history", "restart", "smoke-test", "revert"):
+    for command in ("list", "doctor", "diff", "apply", "verify", "status", "history", "restart", "smoke-test",
+                    "revert"):
         said = tool(command, "--site-packages", tree, "--json")
         assert {"ok", "command", "tool", "exit_code", "hosts", "error"} <= set(json.loads(said.stdout)), command
         assert said.json["exit_code"] == said.code and said.json["ok"] is (said.code == 0), command

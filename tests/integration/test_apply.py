@@ -1,0 +1,220 @@
+"""apply with a server, over the real sshd: kept when all is well, and everything put back when it is not."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from builders import make_package
+
+DDTREE = {"--speculative-algorithm": "DDTREE"}
+
+
+@pytest.fixture
+def over_ssh(stub_host, sshd, monkeypatch):
+    """`stub_host`, reached as `demo` over a real sshd."""
+    server = sshd(alias="demo")
+    monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(server.ssh_config))
+    return stub_host
+
+
+def states(said):
+    return {step["name"]: step["state"] for step in said.host["steps"]}
+
+
+def test_the_whole_way_and_back(over_ssh, tool, tmp_path):
+    target, before = over_ssh, over_ssh.hashes()
+    options = ("--host", "demo", "--config", target.configure("demo", args=DDTREE), "--json")
+    first = target.start_server()
+
+    dry = tool("apply", *options, "--dry-run")
+    assert dry.code == 0 and target.hashes() == before and first.poll() is None
+
+    done = tool("apply", *options)
+    assert done.code == 0, done.stderr
+    assert done.host["plan"] == dry.host["plan"]
+    assert done.host["round_trips_before_restart"] <= 12
+    assert target.served_identity() == target.series.identity("temperature")
+    assert target.info()["speculative_algorithm"] == "DDTREE"
+    checks = {check["name"]: check for check in done.host["checks"]}
+    assert checks["greedy_as_before"]["passed"] and not checks["greedy_as_before"]["skipped"]
+    assert checks["diverse"]["passed"] and checks["patch_identity"]["passed"]
+
+    pid, patched = done.host["ready"]["pid"], target.hashes()
+    again = tool("apply", *options)
+    assert again.code == 0 and not again.host["changed"] and "nothing to change" in again.host["summary"]
+    assert target.hashes() == patched
+    os.kill(pid, 0)  # a healthy server is not restarted
+
+    assert tool("verify", *options).code == 0
+    assert tool("status", *options).host["state"] == "temperature"
+    report = tmp_path / "smoke.xml"
+    assert tool("smoke-test", *options, "--junit", report).code == 0
+    assert ET.parse(report).getroot().find("testsuite").get("failures") == "0"
+
+    back = tool("revert", *options)
+    assert back.code == 0, back.stderr
+    assert target.hashes() == before
+    assert target.served_identity() is None and target.info()["speculative_algorithm"] is None
+
+
+def test_without_a_venv_it_is_the_serving_processes_own(over_ssh, tool):
+    target = over_ssh
+    config = target.configure("demo")
+    config.write_text(config.read_text().replace(f'venv = "{target.venv}"\n', ""))
+    target.start_server()
+    said = tool("status", "--host", "demo", "--config", config, "--json")
+    assert said.code == 0, said.stderr
+    assert said.host["installation"]["root"] == str(target.site_packages)
+
+
+@pytest.mark.parametrize(("args", "code", "step"), [
+    ({"--stub-fail": True}, 6, "restart and wait until ready"),
+    ({"--stub-mode": "dies"}, 6, "restart and wait until ready"),
+    ({"--stub-mode": "greedy"}, 7, "smoke suite"),
+])
+def test_a_server_that_does_not_come_up_right_is_rolled_back(stub_host, tool, args, code, step):
+    before = stub_host.hashes()
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=args), "--json")
+    said = tool("apply", *options)
+    assert said.code == code, said.stderr
+    assert states(said)[step] == "failed" and states(said)["bring back the old server"] == "done"
+    assert "rolled back" in said.host["summary"] and not said.host["changed"]
+    assert stub_host.hashes() == before and stub_host.served_identity() is None
+    assert tool("status", *options).host["receipt_state"] == "none"
+
+
+def test_a_failed_start_shows_the_last_lines_of_the_log(stub_host, tool):
+    stub_host.start_server()
+    said = tool("apply", "--local", "--config", stub_host.configure("local", args={"--stub-fail": True}), "--json")
+    assert "no kernel image is available" in said.error["detail"]
+
+
+def test_a_missing_kernel_ends_it_before_anything_is_touched(stub_host, tool):
+    before, server = stub_host.hashes(), stub_host.start_server()
+    said = tool("apply", "--local", "--config", stub_host.configure("local", require=True), "--json")
+    assert said.code == 5 and "sgl_kernel" in said.error["what"]
+    assert stub_host.hashes() == before and server.poll() is None
+
+
+def test_a_rollback_that_fails_exits_8_with_the_commands(stub_host, tool, tmp_path):
+    """The directory in which the server was started is gone: neither the new nor the old one can be started."""
+    before = stub_host.hashes()
+    (stub_host.home / "cwd").mkdir()
+    stub_host.start_server(cwd=stub_host.home / "cwd")
+    (stub_host.home / "cwd").rmdir()
+    said = tool("apply", "--local", "--config", stub_host.configure("local"), "--json")
+    assert said.code == 8, said.stderr
+    assert stub_host.hashes() == before, "the files are back all the same"
+    restart, start = said.error["commands"]
+    assert restart.startswith("ddtree-patch restart --local --venv ")
+    assert start.startswith("cd ") and f"-m sglang.launch_server --port {stub_host.port}" in start
+
+
+def test_a_server_that_runs_another_copy_is_refused(stub_host, tool, tmp_path):
+    """Changing files that no server runs would be reported as a success."""
+    stub_host.start_server()
+    other = tmp_path / "other"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(other)], check=True)
+    make_package(next((other / "lib").glob("python3*")) / "site-packages")
+    config = stub_host.configure("local")
+    said = tool("apply", "--local", "--venv", other, "--config", config, "--json")
+    assert said.code == 4 and "another copy" in said.error["what"] and str(stub_host.port) in said.error["detail"]
+    only_files = tool("apply", "--local", "--venv", other, "--config", config, "--no-restart", "--json")
+    assert only_files.code == 0 and any("--no-restart" in line for line in only_files.host["not_done"])
+
+
+def test_no_restart_leaves_the_server_and_the_next_apply_restarts_it(stub_host, tool):
+    server = stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    assert tool("apply", *options, "--no-restart").code == 0
+    assert server.poll() is None and stub_host.served_identity() is None
+    stale = tool("verify", *options)
+    assert stale.code == 6 and "older than the patched files" in stale.error["what"]
+    said = tool("apply", *options)
+    assert said.code == 0 and not said.host["changed"] and "older than the patched files" in said.host["summary"]
+    assert stub_host.served_identity() == stub_host.series.identity("temperature")
+
+
+def test_without_a_server_the_files_are_patched_and_the_rest_is_said_to_be_missing(stub_host, tool):
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    said = tool("apply", *options)
+    assert said.code == 0 and said.host["changed"]
+    assert any("no server is running" in line for line in said.host["not_done"])
+    assert tool("verify", *options).code == 6
+
+
+def test_a_stage_before_the_last_is_not_tried_above_temperature_0(stub_host, tool):
+    stub_host.start_server()
+    config = stub_host.configure("local", args={"--stub-mode": "refuses"}, require=True)
+    said = tool("apply", "--local", "--config", config, "--up-to", "ddtree", "--json")
+    assert said.code == 0, said.stderr
+    assert stub_host.served_identity() == stub_host.series.identity("ddtree")
+
+
+def test_two_hosts_of_which_one_has_drifted(stub_host, sshd, tool, monkeypatch, tmp_path):
+    trees = {name: make_package(tmp_path / name) for name in ("one", "two")}
+    configs = [sshd(alias=name).ssh_config.read_text() for name in trees]
+    (tmp_path / "ssh_config").write_text("\n".join(configs))
+    monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(tmp_path / "ssh_config"))
+    stub_host.config.write_text("".join(f'[hosts.{n}]\nsite_packages = "{t}"\n' for n, t in trees.items()))
+    (trees["two"] / "sglang/srt/args.py").write_bytes(b"drifted\n")
+    start = {name: _hash_tree(tree) for name, tree in trees.items()}
+    options = ("--host", "one", "--host", "two", "--config", stub_host.config, "--json")
+
+    said = tool("apply", *options)
+    assert said.code == 10 and said.error["error"] == "MixedOutcome"
+    assert {name: _hash_tree(tree) for name, tree in trees.items()} == start, "none is touched"
+    assert [host["error"]["exit_code"] for host in said.json["hosts"]] == [10, 4]
+
+    said = tool("apply", *options, "--keep-going")
+    assert said.code == 10 and [host["ok"] for host in said.json["hosts"]] == [True, False]
+    assert _hash_tree(trees["one"]) != start["one"] and _hash_tree(trees["two"]) == start["two"]
+
+
+@pytest.mark.parametrize("command", ["status", "apply"])
+def test_a_host_that_cannot_be_reached(over_ssh, sshd, tool, monkeypatch, command):
+    unknown = tool(command, "--host", "no-such-host.invalid", "--json")
+    assert unknown.code == 3 and "no-such-host.invalid" in unknown.error["what"] + unknown.error["where"]
+    gone = sshd(alias="gone")
+    gone.stop()
+    monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(gone.ssh_config))
+    assert tool(command, "--host", "gone", "--json").code == 3
+
+
+def test_a_wrong_venv(over_ssh, tool, tmp_path):
+    absent = tool("apply", "--host", "demo", "--venv", "/no/such/venv", "--json")
+    assert absent.code == 4 and "/no/such/venv" in absent.error["what"]
+    relative = tool("apply", "--host", "demo", "--venv", "venv", "--json")
+    assert relative.code == 2 and "absolute" in relative.error["what"]
+    empty = tmp_path / "empty"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(empty)], check=True)
+    without = tool("apply", "--host", "demo", "--venv", empty, "--json")
+    assert without.code == 4 and without.error["error"] == "NoInstallation"
+
+
+def test_an_interrupt_while_waiting_exits_130_and_the_next_apply_goes_on(stub_host):
+    """As an operator's Ctrl-C: the signal reaches the tool while it waits for a slow server."""
+    stub_host.start_server()
+    config = stub_host.configure("local", args={"--stub-start-s": "5"})
+    program = [sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "apply", "--local",
+               "--config", str(config)]
+    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in run.stderr:
+        if "waiting for the server to listen" in line:
+            run.send_signal(signal.SIGINT)
+            break
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130 and "ddtree-patch status" in told
+    again = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert stub_host.served_identity() == stub_host.series.identity("temperature")
+
+
+def _hash_tree(root):
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(root.rglob("*")) if path.is_file()}
