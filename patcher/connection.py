@@ -110,16 +110,19 @@ class LocalConnection(Connection):
         except (FileNotFoundError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())
-        with process:
-            streams = _Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
-                               lambda: process.stderr.read1(CHUNK), on_stderr)
-            streams.start(input)
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise _too_slow(self.name, argv, timeout) from None
-            streams.finish()
+        streams = _Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
+                           lambda: process.stderr.read1(CHUNK), on_stderr)
+        streams.start(input)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise _too_slow(self.name, argv, timeout) from None
+        finally:
+            if streams.finish():
+                process.stdout.close()
+                process.stderr.close()
         return Completed(process.returncode, streams.stdout, streams.stderr)
 
     def open_socket(self, host: str, port: int, timeout: float | None = 30) -> socket.socket:
@@ -155,7 +158,7 @@ class SshConnection(Connection):
             transport.start_client(timeout=hop.connect_timeout)
         except (paramiko.SSHException, EOFError, OSError) as error:
             link.close()
-            raise HostUnreachable(f"no SSH server answers: {error or type(error).__name__}", where=hop.name,
+            raise HostUnreachable(f"no SSH server answers: {str(error) or type(error).__name__}", where=hop.name,
                                   next_step=f"make `ssh {hop.name} true` work") from error
         try:
             key = transport.get_remote_server_key()
@@ -270,8 +273,8 @@ class _Streams:
             thread.start()
         threading.Thread(target=self._feed, args=(input,), daemon=True).start()
 
-    def finish(self) -> None:
-        """Wait for the ends of both outputs once the program has ended.
+    def finish(self) -> bool:
+        """Wait for the ends of both outputs once the program has ended; False if they do not come.
 
         What it wrote last may still be on its way, so this goes on while bytes come; but a child that
         outlives the program may keep the streams open for ever: silence for QUIET seconds is the end.
@@ -282,9 +285,10 @@ class _Streams:
             if count != seen:
                 seen, since = count, time.monotonic()
             elif time.monotonic() - since > QUIET:
-                return
+                return False
             for thread in self._drains:
                 thread.join(0.05)
+        return True
 
     def _feed(self, input: bytes) -> None:
         try:

@@ -53,7 +53,7 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
     except paramiko.AuthenticationException:
         pass  # a plain no: go on with the keys
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"the connection broke during login: {error or type(error).__name__}",
+        raise HostUnreachable(f"the connection broke during login: {str(error) or type(error).__name__}",
                               where=target.name, next_step="try again") from error
     with contextlib.ExitStack() as stack:
         for label, key in _candidates(target, notes, stack):
@@ -66,7 +66,7 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
                     break
                 continue
             except (paramiko.SSHException, EOFError, OSError) as error:
-                notes.append(f"{label}: {error or type(error).__name__}")
+                notes.append(f"{label}: {str(error) or type(error).__name__}")
                 if not transport.is_active():
                     notes.append(f"the server hung up after {len(tried)} keys")
                     break

@@ -205,7 +205,7 @@ def test_a_lost_backup_is_told(tree: Installation):
     for action in request["actions"]:
         action["backup"] = action["after"] is not None
     before = tree.snapshot()
-    with pytest.raises(Conflict, match="backup .* is gone"):
+    with pytest.raises(Conflict, match=r"backup .* is gone"):
         tree.ask("commit", **request)
     assert tree.snapshot() == before
 
@@ -246,7 +246,8 @@ def test_two_at_once(venv: Installation):
                     f"while not pathlib.Path({str(venv.site / 'go')!r}).exists(): time.sleep(0.02)\n")
     code = ("import json, sys; from patcher.connection import LocalConnection; from patcher.remote import call_agent\n"
             "print(call_agent(LocalConnection(), sys.argv[1], json.load(sys.stdin))['committed'])")
-    request = {"op": "commit", "package": "sglang", "site_packages": None, **venv.request("ddtree"), "imports": ["slow"]}
+    request = {"op": "commit", "package": "sglang", "site_packages": None, **venv.request("ddtree"),
+               "imports": ["slow"]}
     first = subprocess.Popen([sys.executable, "-c", code, venv.python], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                              cwd=Path(__file__).parent.parent)
     first.stdin.write(json.dumps(request).encode())
