@@ -1,0 +1,69 @@
+"""Stand-ins for packages that an offline GPU host lacks and that a text-only SGLang server never calls.
+
+setup_host.sh installs it into the venv, imported at interpreter start. Names come from OFFLINE_STUBS (default:
+soundfile, cutlass, cuda_tile). Only for getting a server to start on such a host; nothing here may stand in for
+sgl_kernel, torch, flashinfer or triton.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+
+NAMES = set(os.environ.get("OFFLINE_STUBS", "soundfile,cutlass,cuda_tile").split(","))
+
+
+class _AnyMeta(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Any()
+
+
+class _Any(metaclass=_AnyMeta):
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __call__(self, *args, **kwargs):
+        return _Any()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Any()
+
+    def __class_getitem__(cls, item):
+        return cls
+
+    def __hash__(self):
+        return id(self)
+
+    def __or__(self, other):
+        return self
+
+    def __ror__(self, other):
+        return self
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in NAMES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__path__ = []
+        module.__version__ = "0.0.0"
+
+        def lookup(name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _AnyMeta(name, (_Any,), {})
+
+        module.__getattr__ = lookup
+
+
+sys.meta_path.append(_Finder())  # last: a package that is really installed always wins
