@@ -16,7 +16,7 @@ import click
 from patcher import __version__, commands
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
-from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, write_junit
 from patcher.result import Outcome
 
 
@@ -113,7 +113,7 @@ def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
     outcome = commands.smoke_test(**options)
     if junit:
-        junit.write_bytes(to_junit(outcome))
+        write_junit(outcome, junit)
     return outcome
 
 

@@ -18,9 +18,8 @@ class Progress:
     inside a commit, whose outcome would then be unknown to the operator.
     """
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._quiet = quiet
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._last: dict[str, str] = {}
@@ -32,7 +31,7 @@ class Progress:
             if self._cancelled.is_set():
                 raise Interrupted("stopped before the next step", where=name, next_step=f"it would have been: {text}")
             with self._lock:
-                if self._quiet or self._last.get(name) == text:
+                if self._last.get(name) == text:
                     return
                 self._last[name] = text
                 self._console.print(plain_text(f"{name}: {text}", "dim", self._console))

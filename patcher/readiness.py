@@ -17,6 +17,7 @@ from patcher.client import HttpStatus, ServerProblem, SglangClient
 from patcher.errors import NotReady
 from patcher.services.base import CLOCK_SLACK_S, Service
 from patcher.suite import SAMPLING_PATHS, Prompt
+from patcher.target import redacted
 
 POLL_S = 2.0
 HEALTH_TIMEOUT_S = 20.0
@@ -141,7 +142,7 @@ class _Watch:
             age = "from before the restart" if other["start_time"] < self.started_after else "of another program"
             raise self.failed(
                 f"the port is held by process {other['pid']} {age}, so the new server took another one or waits for it",
-                f"end process {other['pid']} ({' '.join(other['argv'])[:120]}) by hand, then restart")
+                f"end process {other['pid']} ({' '.join(redacted(other['argv']))[:120]}) by hand, then restart")
 
     def failed(self, what: str, next_step: str) -> NotReady:
         return NotReady(what, where=self.service.host.name, next_step=next_step,

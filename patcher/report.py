@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from patcher.errors import DdtreePatchError, RollbackFailed
+from patcher.errors import DdtreePatchError, RollbackFailed, UsageProblem
 from patcher.result import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
 
 _STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
@@ -84,6 +85,15 @@ def to_junit(outcome: Outcome) -> bytes:
             element = ET.SubElement(suite, "testcase", classname=f"{outcome.command}.{host.host}", name=outcome.command)
             ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def write_junit(outcome: Outcome, path: Path) -> None:
+    """Raises UsageProblem when the file cannot be written."""
+    try:
+        path.write_bytes(to_junit(outcome))
+    except OSError as error:
+        raise UsageProblem(f"cannot write the JUnit report: {error.strerror}", where=str(path),
+                           next_step="give a path in a directory that exists and can be written") from error
 
 
 def _print_host(host: HostResult, console: Console, many: bool) -> None:

@@ -14,6 +14,17 @@ from patcher.plan import make_plan
 from patcher.result import WARNING, Step
 from patcher.target import refuse_other_copy
 
+_COMPANIONS = ("torch", "sglang-kernel", "sgl-kernel", "flashinfer-python", "triton", "transformers")
+_VERSIONS = """
+import sys
+from importlib import metadata
+for name in sys.argv[1:]:
+    try:
+        print(name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        pass
+"""
+
 
 class Doctor(Look):
     """Each look is a step; all are made, and the first that fails decides the exit code."""
@@ -23,8 +34,10 @@ class Doctor(Look):
         self.describe_installation()
         session = self.session
         interpreter = session.inspection["interpreter"]
+        self.facts["reached"] = "this machine" if session.host.local else f"over ssh, as {session.host.address}"
         if interpreter:
             self.facts["interpreter"] = f"{interpreter['executable']}, Python {interpreter['version']}"
+            self.facts |= self._versions()
         self.facts["editable"] = "yes" if session.inspection["editable"] else "no"
         for name, look in (
             ("supported version", self._supported), ("files", self._files), ("writable", self._writable),
@@ -36,6 +49,11 @@ class Doctor(Look):
             session.result.summary = f"{len(self.failures)} things stand in the way of an apply"
             raise self.failures[0]
         session.result.summary = "ready for apply"
+
+    def _versions(self) -> dict[str, str]:
+        """What is installed beside the package, by its metadata alone: nothing is imported."""
+        reply = self.session.target.ask("run_python", source=_VERSIONS, argv=list(_COMPANIONS), env={}, timeout=60)
+        return dict(line.split(" ", 1) for line in reply["stdout"].splitlines())
 
     def _look(self, name: str, look: Callable[[Step], str]) -> None:
         try:

@@ -16,6 +16,7 @@ def check_kernel(session: Session, *, stage: str, sampled: bool) -> None:
     with session.result.step("kernel probe") as step:
         report = kernel_report(session.target.ask, version=session.version, where=session.host.name)
         session.result.data["kernel"] = report.as_dict()
+        session.result.data.setdefault("facts", {}).update(report.facts())
         warnings = report.check(require=session.host.kernels.require and sampled, stage=stage)
         step.detail = "; ".join(warnings) or f"right on {report.trees['trees']} random trees"
         if warnings:

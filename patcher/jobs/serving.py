@@ -34,7 +34,8 @@ class Serving:
         if not self.why_not and self.host.service.kind == "none":
             self.why_not = "service.kind is none"
         port = self.host.endpoint.port or self._port_of_process()
-        self.client = SglangClient(session.connection, self.host.endpoint.host, port, self.host.endpoint.api_key())
+        key = None if session.target.is_tree else self.host.endpoint.api_key()
+        self.client = SglangClient(session.connection, self.host.endpoint.host, port, key)
         self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
             self.host.name, session.connection, self._ask, session.inspection["state_dir"], port))
         self._listing = list(session.target.processes)

@@ -242,7 +242,7 @@ def stop(request):
     while listening_inodes(port):
         if time.monotonic() > deadline:
             holder = listener(port, set(), "self", all_processes())["process"]
-            who = f"process {holder['pid']}: {' '.join(holder['argv'])[:200]}" if holder else "a process not seen"
+            who = f"process {holder['pid']}: {' '.join(holder['argv'][:3])}" if holder else "a process not seen"
             return {"error": f"port {port} is still held, by {who}"}
         time.sleep(POLL_S)
     return {"ended": sorted(known), "killed": sorted(killed), "gpu": wait_gpu_free()}
