@@ -6,6 +6,7 @@ feeds standard input, drains both output streams at once and gives bytes back.
 
 from __future__ import annotations
 
+import logging
 import shlex
 import socket
 import subprocess
@@ -26,6 +27,9 @@ from patcher.ssh_config import SshTarget
 
 if TYPE_CHECKING:
     from patcher.config import HostSettings
+
+# paramiko logs a trace for every host that does not answer; all that it has to say comes back as our own errors.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CHUNK = 1 << 16
 DEAD_LINK_MS = 60_000  # how long sent bytes may stay unacknowledged

@@ -319,8 +319,9 @@ class Commit:
             return
         done = run_child([sys.executable, "-I", "-B", "-c", IMPORT_CODE, *self.imports], b"", {}, IMPORT_SECONDS)
         if done["rc"] != 0:
-            raise Refusal("Conflict", f"the patched modules do not import: {done['stderr'].strip().splitlines()[-1:]}",
-                          sys.executable, "the old files are back; see the trace", detail=done["stderr"][-4000:])
+            last = done["stderr"].strip().rpartition("\n")[2]
+            raise Refusal("Conflict", f"the patched modules do not import: {last}", sys.executable,
+                          "the old files are back; see the trace", detail=done["stderr"][-4000:])
 
     def read_back(self) -> None:
         step("read-back")

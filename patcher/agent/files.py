@@ -58,7 +58,13 @@ def write_file(path: str, data: bytes, meta: dict, like: str | None = None) -> N
 
 
 def copy_attributes(source: str, target: str) -> None:
-    for name in os.listxattr(source):
+    try:
+        names = os.listxattr(source)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        names = []  # a file system without attributes has none to lose
+    for name in names:
         try:
             os.setxattr(target, name, os.getxattr(source, name))
         except OSError as error:

@@ -49,17 +49,26 @@ def recover(site: Site, who: str) -> dict:
     if not any(os.path.exists(site.state(name)) for name in (JOURNAL, "lock")) or lock_holder(site):
         return nothing
     ignore_hangups()
-    with locked(site, who):
-        journal = site.load(JOURNAL)
-        if journal is None:
-            collect_backups(site)
-            return nothing
-        files = [item["path"] for item in journal["entries"] if item["path"] != RECORD]
-        if journal["phase"] == "committed":
-            finish(site, journal)
-            return {"recovered": "finished", "files": files}
-        undo(site, journal)
-        return {"recovered": "undone", "files": files}
+    try:
+        with locked(site, who):
+            return _recover(site) or nothing
+    except Refusal as refusal:
+        if refusal.reply["kind"] == "Locked":
+            return nothing  # another run began to recover in the same moment
+        raise
+
+
+def _recover(site: Site) -> dict | None:
+    journal = site.load(JOURNAL)
+    if journal is None:
+        collect_backups(site)
+        return None
+    files = [item["path"] for item in journal["entries"] if item["path"] != RECORD]
+    if journal["phase"] == "committed":
+        finish(site, journal)
+        return {"recovered": "finished", "files": files}
+    undo(site, journal)
+    return {"recovered": "undone", "files": files}
 
 
 def ignore_hangups() -> None:

@@ -80,6 +80,9 @@ def _acquire(site: Site, path: str) -> int:
         except BlockingIOError:
             os.close(handle)
             raise _held(path) from None
+        except OSError as error:
+            os.close(handle)
+            raise os_refusal(error, path) from error
         if not os.path.exists(path) or os.stat(path).st_ino != os.fstat(handle).st_ino:
             os.close(handle)  # removed by its holder between our open and our lock
             continue

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -371,6 +372,17 @@ def test_a_proxy_command(sshd, dial: Dial, tmp_path: Path):
     assert len(link.run(["head", "-c", "3000000", "/dev/zero"]).stdout) == 3_000_000
     with pytest.raises(HostUnreachable, match="no SSH server answers"):
         dial(server, first="ProxyCommand false")
+
+
+def test_a_host_that_does_not_answer_leaves_no_trace_on_the_terminal(tmp_path: Path):
+    code = ("from patcher.config import HostSettings; from patcher.connection import connect\n"
+            "try: connect(HostSettings(name='gpu', address='gpu'))\nexcept Exception as error: print(error)")
+    with Pages() as pages:
+        (tmp_path / "config").write_text(f"Host gpu\n HostName 127.0.0.1\n Port {pages.port}\n")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                              env={**os.environ, "DDTREE_PATCH_SSH_CONFIG": str(tmp_path / "config")})
+    assert "no SSH server answers" in done.stdout
+    assert done.stderr == ""
 
 
 def test_hosts_that_do_not_answer(sshd, dial: Dial):

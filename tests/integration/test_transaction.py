@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,18 @@ def test_a_full_disk_leaves_the_old_files(installed, tmp_path: Path, kilobytes: 
             path: value for path, value in after.snapshot(compiled=False).items() if path.endswith(".pyc")}}
     else:
         assert after.snapshot() == installed["pristine"].snapshot()
+
+
+def test_several_commands_at_once_after_a_death(installed, tmp_path: Path):
+    host = installed["pristine"].copy(tmp_path / "host")
+    old = host.snapshot()
+    with pytest.raises(HostUnreachable):
+        host.commit("ddtree", die_at="read-back")
+    with ThreadPoolExecutor(6) as pool:
+        looks = list(pool.map(lambda _: host.ask("inspect"), range(6)))
+    assert sorted(look["recovered"] for look in looks) == ["nothing"] * 5 + ["undone"]
+    assert host.snapshot() == old
+    assert host.leftovers() == []
 
 
 def test_old_hashes_are_compared_under_the_lock(installed, tmp_path: Path):
