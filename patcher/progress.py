@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable
 
 from rich.console import Console
 
 from patcher.errors import Interrupted
 from patcher.report import plain_text
+
+REPEAT_S = 20.0
 
 
 class Progress:
@@ -18,22 +22,28 @@ class Progress:
     inside a commit, whose outcome would then be unknown to the operator.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._last: dict[str, str] = {}
+        self._last: dict[str, tuple[str, float]] = {}
 
     def for_host(self, name: str) -> Callable[[str], None]:
-        """The function that announces what is being done on host `name`; the same line twice in a row is said once."""
+        """The function that announces what is being done on host `name`.
+
+        A line that repeats the last one but for its numbers (a wait that goes on) is printed every REPEAT_S seconds.
+        """
 
         def tell(text: str) -> None:
             if self._cancelled.is_set():
                 raise Interrupted("stopped before the next step", where=name, next_step=f"it would have been: {text}")
             with self._lock:
-                if self._last.get(name) == text:
+                kind, now = re.sub(r"\d+", "", text), self._clock()
+                last, printed = self._last.get(name, ("", 0.0))
+                if kind == last and now - printed < REPEAT_S:
                     return
-                self._last[name] = text
+                self._last[name] = kind, now
                 self._console.print(plain_text(f"{name}: {text}", "dim", self._console))
 
         return tell
