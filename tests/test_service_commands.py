@@ -155,12 +155,12 @@ def test_docker_restarts_and_looks_into_the_containers_network():
     commands, script = FakeDocker(CONTAINER), FakeHostScript(status=STATUS)
     service = service_of("docker", commands, script, container="sgl", port=31000)
     service.restart()
-    assert commands.ran == [["docker", "restart", "--time", "60", "sgl"]]
+    assert commands.ran == [["docker", "restart", "-t", "60", "sgl"]]
     assert service.live()["pid"] == 77
     assert script.requests[0]["pid"] == 88 and script.requests[0]["port"] == 30000
     service.stop()
     service.start()
-    assert commands.ran[-2:] == [["docker", "stop", "--time", "60", "sgl"], ["docker", "start", "sgl"]]
+    assert commands.ran[-2:] == [["docker", "stop", "-t", "60", "sgl"], ["docker", "start", "sgl"]]
 
 
 def test_docker_on_the_hosts_network_and_another_tool():

@@ -17,10 +17,10 @@ class DockerService(Service):
     kind = "docker"
 
     def restart(self, *, patched: bool = True) -> None:
-        self.run([*self._tool(), "restart", "--time", str(STOP_S), self.settings.container])
+        self.run([*self._tool(), "restart", "-t", str(STOP_S), self.settings.container])
 
     def stop(self) -> None:
-        self.run([*self._tool(), "stop", "--time", str(STOP_S), self.settings.container])
+        self.run([*self._tool(), "stop", "-t", str(STOP_S), self.settings.container])
 
     def start(self, *, patched: bool = True) -> None:
         self.run([*self._tool(), "start", self.settings.container])
