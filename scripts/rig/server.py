@@ -34,6 +34,7 @@ def command_line(venv: Path, port: int, algorithm: str | None, extra: Sequence[s
         "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-overlap-schedule",
         "--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "4",
         "--mem-fraction-static", "0.1", "--host", "127.0.0.1", "--port", str(port),
+        "--sleep-on-idle",  # else the scheduler of a server that nobody asks keeps a core busy
         "--dtype", "float32",  # in bfloat16 the shape of a batch decides near-ties, and greedy texts differ
     ]  # fmt: skip
     if algorithm:
