@@ -125,7 +125,7 @@ def copy_target(destination: Path) -> Path:
     own = site_packages(destination)
     for pattern in ("sglang", "sglang-*.dist-info"):
         for source in base.glob(pattern):
-            shutil.copytree(source, own / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, own / source.name)
     _install_shims(own)
     (own / "shared.pth").write_text(f"{base}\n")
     return destination
