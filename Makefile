@@ -18,7 +18,6 @@ smoke-test: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 
 setup: $(VENV)/installed
 
