@@ -10,8 +10,6 @@ import logging
 import shlex
 import socket
 import subprocess
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from patcher import host_keys, ssh_auth, ssh_config
 from patcher.channel_socket import ChannelSocket
 from patcher.errors import AuthenticationProblem, HostUnreachable
 from patcher.ssh_config import SshTarget
+from patcher.streams import Streams
 
 if TYPE_CHECKING:
     from patcher.config import HostSettings
@@ -33,7 +32,6 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 CHUNK = 1 << 16
 DEAD_LINK_MS = 60_000  # how long sent bytes may stay unacknowledged
-QUIET = 5.0  # seconds of silence after a program's end that end its output
 SUDO = ("sudo", "-n", "--")
 
 
@@ -114,7 +112,7 @@ class LocalConnection(Connection):
         except (FileNotFoundError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())
-        streams = _Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
+        streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
                            lambda: process.stderr.read1(CHUNK), on_stderr)
         streams.start(input)
         try:
@@ -206,7 +204,7 @@ class SshConnection(Connection):
         try:
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
                 channel.exec_command(command)
-                streams = _Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
+                streams = Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
                                    lambda: channel.recv_stderr(CHUNK), on_stderr)
                 streams.start(input)
                 if not channel.status_event.wait(timeout):
@@ -248,65 +246,3 @@ class SshConnection(Connection):
 def _too_slow(name: str, argv: list[str], timeout: float | None) -> HostUnreachable:
     return HostUnreachable(f"{argv[0]} did not end within {timeout:g} s", where=name,
                            next_step="run the command again: it says where the host stands, and finishes or undoes")
-
-
-class _Streams:
-    """Feeds one program's input and drains both of its outputs, each on a thread of its own:
-    whoever reads one stream at a time stops for ever once the other is full."""
-
-    def __init__(self, write: Callable[[bytes], Any], end_input: Callable[[], Any], read_out: Callable[[], bytes],
-                 read_err: Callable[[], bytes], on_stderr: Callable[[bytes], None]) -> None:
-        self._write, self._end_input = write, end_input
-        self._out: list[bytes] = []
-        self._err: list[bytes] = []
-        self._drains = [
-            threading.Thread(target=self._drain, args=(read_out, self._out, None), daemon=True),
-            threading.Thread(target=self._drain, args=(read_err, self._err, on_stderr), daemon=True),
-        ]
-
-    @property
-    def stdout(self) -> bytes:
-        return b"".join(self._out)
-
-    @property
-    def stderr(self) -> bytes:
-        return b"".join(self._err)
-
-    def start(self, input: bytes) -> None:
-        for thread in self._drains:
-            thread.start()
-        threading.Thread(target=self._feed, args=(input,), daemon=True).start()
-
-    def finish(self) -> bool:
-        """Wait for the ends of both outputs once the program has ended; False if they do not come.
-
-        What it wrote last may still be on its way, so this goes on while bytes come; but a child that
-        outlives the program may keep the streams open for ever: silence for QUIET seconds is the end.
-        """
-        seen, since = -1, time.monotonic()
-        while any(thread.is_alive() for thread in self._drains):
-            count = len(self._out) + len(self._err)
-            if count != seen:
-                seen, since = count, time.monotonic()
-            elif time.monotonic() - since > QUIET:
-                return False
-            for thread in self._drains:
-                thread.join(0.05)
-        return True
-
-    def _feed(self, input: bytes) -> None:
-        try:
-            self._write(input)
-            self._end_input()
-        except (OSError, EOFError, paramiko.SSHException):
-            pass  # the program ended without reading its input, or the link broke: its exit status tells
-
-    @staticmethod
-    def _drain(read: Callable[[], bytes], pieces: list[bytes], tell: Callable[[bytes], None] | None) -> None:
-        try:
-            while piece := read():
-                pieces.append(piece)
-                if tell:
-                    tell(piece)
-        except (OSError, ValueError, EOFError, paramiko.SSHException):
-            pass  # the stream was closed under us: its exit status tells
