@@ -113,7 +113,7 @@ class LocalConnection(Connection):
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())
         streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
-                           lambda: process.stderr.read1(CHUNK), on_stderr)
+                          lambda: process.stderr.read1(CHUNK), on_stderr)
         streams.start(input)
         try:
             process.wait(timeout)
@@ -205,7 +205,7 @@ class SshConnection(Connection):
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
                 channel.exec_command(command)
                 streams = Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
-                                   lambda: channel.recv_stderr(CHUNK), on_stderr)
+                                  lambda: channel.recv_stderr(CHUNK), on_stderr)
                 streams.start(input)
                 if not channel.status_event.wait(timeout):
                     raise _too_slow(self.name, argv, timeout)
