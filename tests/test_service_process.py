@@ -22,6 +22,7 @@ from patcher.errors import NotReady
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
+from patcher.services.host_script import left_behind
 from patcher.suite import Prompt
 
 SECRET = "hunter2-hunter2"
@@ -166,14 +167,43 @@ def test_start_when_the_server_is_dead(site):
     site.wait(service, 0.0)
     service.restart()
     running = site.wait(service, 0.0)
-    os.kill(running.pid, signal.SIGKILL)  # its scheduler lives on, as SGLang's do
+    scheduler = next(pid for pid in service.live()["tree"] if pid != running.pid)
+    os.kill(running.pid, signal.SIGKILL)
     site.until(lambda: not alive(running.pid))
+    assert alive(scheduler)  # as SGLang's do
     service = site.service(PATCHED)
     assert service.live() is None
     assert "ended" in service.failure()
     service.restart(patched=False)
+    assert not alive(scheduler)
     assert site.wait(service, running.start_time).pid != running.pid
     assert site.info()["secret_is_set"]
+
+
+def test_a_port_that_somebody_else_holds_is_told_before_the_start(site):
+    site.start()
+    service = site.service()
+    site.wait(service, 0.0)
+    service.stop()
+    with socket.create_server(("127.0.0.1", site.port)), pytest.raises(NotReady, match=f"process {os.getpid()}"):
+        service.restart()
+
+
+def test_a_patched_command_line_started_by_hand_does_not_become_the_original(site):
+    by_hand = site.start()
+    service = site.service(PATCHED)
+    site.wait(service, 0.0)
+    service.restart()
+    site.wait(service, 0.0)
+    patched = service.live()["argv"]
+    service.stop()
+    # An operator starts what `ps` had shown him.
+    site.started.append(subprocess.Popen(patched, cwd=site.directory, start_new_session=True, stdin=subprocess.DEVNULL))
+    service = site.service(PATCHED)
+    site.wait(service, 0.0)
+    service.restart(patched=False)
+    site.wait(service, 0.0)
+    assert service.live()["argv"] == by_hand.args
 
 
 def test_no_server_was_ever_seen(site):
@@ -250,6 +280,17 @@ def test_a_reused_process_id_is_not_signalled(site):
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_only_a_session_that_a_launcher_led_is_taken_for_left_behind():
+    stat = ("S", 1, 7, 7, 500)  # state, parent, group, session, start tick
+    outsiders = {20: ("S", 0, 0, 0, 500), 21: ("S", 1, 1, 1, 500)}
+    processes = {8: stat, 9: stat, **outsiders}
+    assert left_behind(7, 400, processes) == [8, 9]
+    assert left_behind(7, 600, processes) == []  # of an earlier session with that id
+    assert left_behind(7, 400, {**processes, 7: stat}) == []  # the id is another process's now
+    # Session 0 is whatever was started outside this pid namespace, session 1 init's: never a server's.
+    assert left_behind(0, 0, processes) == left_behind(1, 0, processes) == []
 
 
 def test_a_port_that_stays_taken_is_an_error_that_names_the_holder(site):

@@ -209,7 +209,7 @@ def stop(request):
 
     Only processes of this server's tree are ever signalled, each checked by its start tick.
     """
-    port, known = request["port"], {}
+    port, launcher, known = request["port"], request["pid"], {}
 
     def alive():
         """Every process of the tree that still runs, those included that were born while it was going down."""
@@ -218,6 +218,8 @@ def stop(request):
             same = root in processes and processes[root][4] == known.get(root, request["ticks"])
             for pid in tree_of(root, processes) if same else ():
                 known.setdefault(pid, processes[pid][4])
+        for pid in left_behind(launcher, request["ticks"], processes):
+            known.setdefault(pid, processes[pid][4])
         return [pid for pid, ticks in known.items() if pid in processes and processes[pid][4] == ticks]
 
     def wait_gone(seconds, gone):
@@ -225,7 +227,6 @@ def stop(request):
         while not gone(alive()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    launcher = request["pid"]
     if launcher in alive():
         send(launcher, request["ticks"], signal.SIGTERM)
     wait_gone(request["grace"], lambda left: launcher not in left)
@@ -238,14 +239,35 @@ def stop(request):
     left = alive()
     if left:
         return {"error": f"processes {left} do not end, not even by KILL"}
-    deadline = time.monotonic() + request["grace"]
+    problem = wait_port_free(port, request["grace"])
+    return problem or {"ended": sorted(known), "killed": sorted(killed), "gpu": wait_gpu_free()}
+
+
+def port_free(request):
+    """An error that names the holder when somebody listens on the port."""
+    return wait_port_free(request["port"], 0) or {}
+
+
+def wait_port_free(port, seconds):
+    """None once nobody listens on the port, else the error."""
+    deadline = time.monotonic() + seconds
     while listening_inodes(port):
         if time.monotonic() > deadline:
             holder = listener(port, set(), "self", all_processes())["process"]
             who = f"process {holder['pid']}: {' '.join(holder['argv'][:3])}" if holder else "a process not seen"
             return {"error": f"port {port} is still held, by {who}"}
         time.sleep(POLL_S)
-    return {"ended": sorted(known), "killed": sorted(killed), "gpu": wait_gpu_free()}
+    return None
+
+
+def left_behind(leader, ticks, processes):
+    """What runs on in the session of a launcher that is dead, such as schedulers that hold its port and GPU memory.
+
+    While any of them lives, the session's id is given to no other process; one that has it nevertheless came later.
+    """
+    if leader in processes or leader <= 1:  # session 0 is every process from outside a container
+        return []
+    return [pid for pid, stat in processes.items() if stat[3] == leader and stat[4] >= ticks]
 
 
 def send(pid, ticks, number):
@@ -325,7 +347,8 @@ def read_log(request):
     return {"text": text, "offset": begin, "size": size, "problem": None}
 
 
-OPERATIONS = {"status": status, "remember": remember, "stop": stop, "start": start, "read_log": read_log}
+OPERATIONS = {"status": status, "remember": remember, "stop": stop, "port_free": port_free, "start": start,
+              "read_log": read_log}
 
 
 def main():

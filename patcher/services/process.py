@@ -55,11 +55,15 @@ class ProcessService(Service):
 
     def stop(self) -> None:
         server = self.live()
-        if server is None:
+        if server is not None:
+            self._remember(server)
+        # A dead launcher's schedulers may live on, and hold the port and the GPU's memory.
+        ended = server or self._state().get("running")
+        if ended is None:
+            self.host.script("port_free", port=self.host.port)
             return
-        self._remember(server)
         self.host.script(
-            "stop", pid=server["pid"], ticks=server["ticks"], port=self.host.port, grace=GRACE_S, timeout=6 * GRACE_S
+            "stop", pid=ended["pid"], ticks=ended["ticks"], port=self.host.port, grace=GRACE_S, timeout=6 * GRACE_S
         )
 
     def start(self, *, patched: bool = True) -> None:
@@ -92,7 +96,8 @@ class ProcessService(Service):
         if running and (running["pid"], running["ticks"]) == (server["pid"], server["ticks"]):
             return
         original = state.get("original")
-        if original and server["argv"] == apply_flags(original["argv"], self.settings.args):
+        patched = apply_flags(original["argv"], self.settings.args) if original else None
+        if original and server["argv"] == patched != original["argv"]:
             return  # someone started the patched command line by hand: what was there before it is still the original
         original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"], env_file=self._env_file())
         self._save({"original": original})
