@@ -1,0 +1,88 @@
+"""A target venv that is patched by our own command, and the tests that its Python runs."""
+
+import os
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from patcher import cli
+from patcher.series import catalogue, choose
+from patcher.series_model import Series
+from scripts.rig import server, target
+
+INSIDE = Path(__file__).parent / "inside"
+ROOT = Path(__file__).parents[2]
+collect_ignore = ["inside"]  # for the target venv's Python, which alone has torch and SGLang
+
+_summaries: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _summaries:
+        terminalreporter.section("run by the target venv's Python, inside the patched SGLang")
+        for line in _summaries:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def series() -> Series:
+    return choose(catalogue(ROOT / "patches"), "sglang", "0.5.11")
+
+
+@pytest.fixture(scope="session")
+def patched_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the target venv after `ddtree-patch apply`: to run, not to change."""
+    venv = target.copy_target(tmp_path_factory.mktemp("patched") / "venv")
+    target.add_pytest(venv)
+    assert cli.main(["apply", "--local", "--venv", str(venv), "--no-restart"]) == 0
+    return venv
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the tests of one file under inside/ did. `failures`: test name -> traceback."""
+
+    passed: int
+    failures: dict[str, str]
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def inside(
+    request: pytest.FixtureRequest, patched_venv: Path, series: Series, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Inside]]:
+    """{file: what its tests did}, from one run of all the files that this session asks for."""
+    files = [item.callspec.params["file"] for item in request.session.items if "inside" in item.fixturenames]
+    report = tmp_path_factory.mktemp("inside") / "report.xml"
+    told = {"PYTHONPATH": str(ROOT), "SERIES_IDENTITY": series.identity("temperature")}
+    done = subprocess.run(
+        [patched_venv / "bin/python", "-m", "pytest", "-c", "pytest.ini", "--confcutdir", ".", f"--junitxml={report}",
+         *dict.fromkeys(files)],
+        cwd=INSIDE, env={**os.environ, **server.ENVIRONMENT, **told},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    # 0: all passed, 1: some failed. Anything else is no answer: the run itself went wrong.
+    assert done.returncode in (0, 1), done.stdout
+    return _read(report)
+
+
+def _read(report: Path) -> dict[str, Inside]:
+    found: dict[str, list[ET.Element]] = {}
+    for case in ET.parse(report).iter("testcase"):
+        found.setdefault(f"{case.get('classname')}.py", []).append(case)
+    results = {}
+    for file, cases in found.items():
+        problems = {case.get("name"): p for case in cases for p in case if p.tag in ("failure", "error", "skipped")}
+        results[file] = Inside(
+            passed=len(cases) - len(problems),
+            failures={name: f"{p.get('message')}\n{p.text or ''}" for name, p in problems.items()},
+            seconds=sum(float(case.get("time")) for case in cases),
+        )
+        _summaries.append(
+            f"{file}: {results[file].passed} passed, {len(problems)} failed in {results[file].seconds:.0f} s"
+        )
+    return results
