@@ -131,6 +131,17 @@ def copy_target(destination: Path) -> Path:
     return destination
 
 
+def add_pytest(venv_path: Path) -> None:
+    """Let `venv_path/bin/python -m pytest` run, behind whatever the venv has: pytest itself stays in the cache."""
+    path = cache_dir() / "pytest-for-target"
+    with _locked(path.name):
+        if not (path / "complete").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            _pip(Path(sys.executable), "install", "--target", str(path), "pytest>=8,<10")
+            (path / "complete").touch()
+    (site_packages(venv_path) / "pytest.pth").write_text(f"{path}\n")
+
+
 def _pip(python: Path, *arguments: str) -> None:
     _run([str(python), "-m", "pip", "--quiet", *arguments], "pip could not get what the rig needs")
 
