@@ -17,7 +17,7 @@ from scipy import stats
 
 from scripts.gpu.server import generate
 
-EXACT_PROMPT = [1, *(byte + 4 for byte in b"def parse_args(self, args=None):\n    ")]
+EXACT_PROMPT = [1, *(byte + 4 for byte in b"import os\nimport ")]  # many continuations: power against small biases
 CELLS = {
     "plain": {}, "top_p 0.9": {"top_p": 0.9}, "top_k 20": {"top_k": 20}, "min_p 0.05": {"min_p": 0.05},
     "top_k 20, top_p 0.9": {"top_k": 20, "top_p": 0.9},

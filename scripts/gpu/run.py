@@ -46,11 +46,9 @@ class Run:
         return server.start()
 
     def start_all(self, wanted: dict[str, tuple[Path, list[str]]], requests: int, deadline: float) -> dict[str, int]:
-        """Start servers together; gives their ports. The first alone: it compiles what the others find compiled."""
-        for position, (name, (python, args)) in enumerate(wanted.items()):
-            server = self.server(name, python, args, requests)
-            if position == 0:
-                server.wait_ready(deadline)
+        """Start servers together; gives their ports."""
+        for name, (python, args) in wanted.items():
+            self.server(name, python, args, requests)
         for name in wanted:
             self.servers[name].wait_ready(deadline)
             print(f"  {name}: ready after {self.servers[name].ready_after:.0f} s", flush=True)
@@ -83,35 +81,34 @@ class Run:
             utils.write_text(hidden)
         wanted = {
             "plain": (self.stock, []),
-            "dflash": (self.patched, ["--speculative-algorithm", "DFLASH", *DRAFT]),
             "tree": (self.patched, tree_args(32, 8)),
             "tree-follow": (follow / "bin" / "python", tree_args(32, 8)),
-            "tree-loose": (self.patched, [*tree_args(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
-        }
-        ports = self.start_all(wanted, requests=64, deadline=300)
-        count = self.args.samples
-        cells = [(1.0, cell) for cell in experiments.CELLS] + [(0.6, cell) for cell in experiments.CELLS]
-        steps = {
-            "mixed": lambda: experiments.exact_mixed(ports, "plain", count),
-            "texts": lambda: experiments.texts(ports, "plain"),
-        } | {f"T {t}, {cell}": lambda t=t, cell=cell: experiments.exact(ports, "plain", t, cell, count) for t, cell in cells}
-        return self.steps("exact", wanted, steps)
-
-    def greedy(self) -> dict:
-        """Greedy texts, and the chain against DFLASH."""
-        wanted = {
-            "plain": (self.stock, []),
-            "dflash-stock": (self.stock, ["--speculative-algorithm", "DFLASH", *DRAFT]),
             "dflash": (self.patched, ["--speculative-algorithm", "DFLASH", *DRAFT]),
-            "tree": (self.patched, tree_args(32, 8)),
+            "tree-loose": (self.patched, [*tree_args(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
+            "dflash-stock": (self.stock, ["--speculative-algorithm", "DFLASH", *DRAFT]),
             "chain": (self.patched, tree_args(7, 1)),
         }
-        ports = self.start_all(wanted, requests=16, deadline=300)
-        speculative = {name: port for name, port in ports.items() if name != "plain"}
-        return self.steps("greedy", wanted, {
-            "chain": lambda: experiments.acceptance(speculative),
-            "greedy": lambda: experiments.greedy(ports, "plain", count=self.args.prompts),
-        })  # fmt: skip
+        ports = self.start_all(wanted, requests=64, deadline=300)
+
+        def only(*names: str) -> dict[str, int]:
+            return {name: ports[name] for name in ("plain", *names)}
+
+        count = self.args.samples
+        exact = [
+            (f"T {t}, {cell}", lambda t=t, cell=cell: experiments.exact(only("tree", "tree-follow"), "plain", t, cell, count))
+            for t in (1.0, 0.6)
+            for cell in experiments.CELLS
+        ]
+        speculative = {name: ports[name] for name in ("dflash-stock", "dflash", "chain", "tree")}
+        return self.steps("exact", wanted, dict([
+            ("T 1.0, plain, all", lambda: experiments.exact(only("tree", "tree-follow", "dflash", "tree-loose"), "plain", 1.0, "plain", count)),
+            ("mixed", lambda: experiments.exact_mixed(only("tree", "tree-follow"), "plain", count)),
+            *exact[1:5],
+            ("chain", lambda: experiments.acceptance(speculative)),
+            ("greedy", lambda: experiments.greedy(only("dflash-stock", "dflash", "tree", "chain"), "plain", self.args.prompts)),
+            *exact[5:],
+            ("texts", lambda: experiments.texts(only("tree", "tree-follow", "tree-loose"), "plain")),
+        ]))  # fmt: skip
 
     def steps(self, experiment: str, wanted: dict, steps: dict) -> dict:
         """Run the steps and write after each: what was measured before a failure stays worth having."""
@@ -151,7 +148,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument("experiments", nargs="+", choices=["op", "exact", "greedy", "sweep"])
+    parser.add_argument("experiments", nargs="+", choices=["op", "exact", "sweep"])
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
