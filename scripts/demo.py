@@ -69,8 +69,7 @@ def main() -> int:
         return 130
     shutil.rmtree(demo.scratch)
     print(f"\nProven here in {time.monotonic() - began:.0f} s, with nothing left running:")
-    for line in proven:
-        print(f"  * {line}")
+    print("  " + "\n  ".join(proven))
     return 0
 
 
@@ -115,11 +114,11 @@ class Demo:
         check(serves(server) == "DFLASH", "the server does not run DFLASH after revert")
         check_same(before, tree_hashes(site_packages(self.venv)))
         return [
-            "stock SGLang 0.5.11 with DFLASH fails the smoke suite at temperature 1: the same text every time",
-            "`ddtree-patch apply --host demo`, over SSH, made it a DDTREE server: verify and the smoke suite pass,",
-            "  and one prompt at temperature 1 gives different texts",
-            f"`ddtree-patch revert --host demo` brought DFLASH back, and all {len(before)} files of site-packages are",
-            "  byte-identical to the start (sha256 of each)",
+            "stock SGLang 0.5.11 with DFLASH fails the smoke suite at temperature 1: the same text every time;",
+            "`ddtree-patch apply --host demo`, over SSH, made it a DDTREE server that passes verify and the suite,",
+            "and that gives different texts for one prompt at temperature 1;",
+            "`ddtree-patch revert --host demo` brought DFLASH back, with all",
+            f"{len(before)} files of site-packages byte-identical to the start (by the sha256 of each).",
         ]
 
     def tool(self, *arguments: str, expect: int = 0) -> None:
