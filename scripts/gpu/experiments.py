@@ -4,12 +4,17 @@ The pair is byte-level (token id = byte + 4, 1 begins), so prompts are slices of
 """
 
 import collections
+import http.client
 import itertools
+import json
 import math
 import os
+import platform
 import statistics
+import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +24,26 @@ from scripts.gpu.server import generate
 
 EXACT_PROMPT = [1, *(byte + 4 for byte in b"import os\nimport ")]  # many continuations: power against small biases
 CELLS = {
-    "plain": {}, "top_p 0.9": {"top_p": 0.9}, "top_k 20": {"top_k": 20}, "min_p 0.05": {"min_p": 0.05},
+    "plain": {},
+    "top_p 0.9": {"top_p": 0.9},
+    "top_k 20": {"top_k": 20},
+    "min_p 0.05": {"min_p": 0.05},
     "top_k 20, top_p 0.9": {"top_k": 20, "top_p": 0.9},
-}  # fmt: skip
+}
 
 
 def prompts(count: int, length: int = 96) -> list[list[int]]:
     """Prompts of different places and lengths (half of `length` up to all of it), the same on every call."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    text = b"\n".join((root / name).read_bytes() for name in ("argparse.py", "tarfile.py", "typing.py", "pathlib.py") if (root / name).is_file())
+    text = b"\n".join(
+        (root / name).read_bytes()
+        for name in ("argparse.py", "tarfile.py", "typing.py", "pathlib.py")
+        if (root / name).is_file()
+    )
     step = (len(text) - length) // count
-    return [[1, *(byte + 4 for byte in text[i * step : i * step + length // 2 + i % (length // 2)])] for i in range(count)]
+    return [
+        [1, *(byte + 4 for byte in text[i * step : i * step + length // 2 + i % (length // 2)])] for i in range(count)
+    ]
 
 
 def ask(port: int, asked: list[list[int]], params: dict, concurrency: int) -> list[dict]:
@@ -56,26 +70,43 @@ def greedy(ports: dict[str, int], plain: str, count: int = 100, tokens: int = 25
             if name == plain:
                 continue
             differing = [i for i in range(count) if outputs[name][i] != outputs[plain][i]]
-            rows.append({"server": name, "against": plain, "batch": concurrency, "prompts": count, "tokens": tokens,
-                         "differing": len(differing),
-                         "margins": [_margin(ports[plain], asked[i], outputs[plain][i], outputs[name][i]) for i in differing]})  # fmt: skip
+            rows.append(
+                {
+                    "server": name,
+                    "against": plain,
+                    "batch": concurrency,
+                    "prompts": count,
+                    "tokens": tokens,
+                    "differing": len(differing),
+                    "margins": [
+                        _margin(ports[plain], asked[i], outputs[plain][i], outputs[name][i]) for i in differing
+                    ],
+                }
+            )
         rows += [
-            {"server": a, "against": b, "batch": concurrency, "prompts": count, "tokens": tokens,
-             "differing": sum(x != y for x, y in zip(outputs[a], outputs[b], strict=True))}
+            {
+                "server": a,
+                "against": b,
+                "batch": concurrency,
+                "prompts": count,
+                "tokens": tokens,
+                "differing": sum(x != y for x, y in zip(outputs[a], outputs[b], strict=True)),
+            }
             for a, b in itertools.combinations([n for n in ports if n != plain], 2)
-        ]  # fmt: skip
+        ]
     return {"rows": rows}
 
 
 def _margin(plain_port: int, prompt: list[int], one: list[int], other: list[int]) -> float:
     """Difference of the two best log-probabilities that plain decoding sees where the two texts part."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    import http.client
-    import json
-
     connection = http.client.HTTPConnection("127.0.0.1", plain_port, timeout=120)
-    body = {"input_ids": prompt + one[:at], "sampling_params": {"temperature": 0, "max_new_tokens": 1},
-            "return_logprob": True, "top_logprobs_num": 2}  # fmt: skip
+    body = {
+        "input_ids": prompt + one[:at],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     best = json.loads(connection.getresponse().read())["meta_info"]["output_top_logprobs"][0]
     connection.close()
@@ -107,8 +138,12 @@ def two_sample(one: list, other: list) -> dict:
         return {"categories": int(table.shape[1]), "chi2": 0.0, "p": 1.0, "total_variation": 0.0}
     chi2, p, _, _ = stats.chi2_contingency(table, correction=False)
     shares = table / table.sum(1, keepdims=True)
-    return {"categories": int(table.shape[1]), "chi2": float(chi2), "p": float(p),
-            "total_variation": float(abs(shares[0] - shares[1]).sum() / 2)}  # fmt: skip
+    return {
+        "categories": int(table.shape[1]),
+        "chi2": float(chi2),
+        "p": float(p),
+        "total_variation": float(abs(shares[0] - shares[1]).sum() / 2),
+    }
 
 
 def exact(ports: dict[str, int], plain: str, temperature: float, cell: str, count: int) -> list[dict]:
@@ -116,7 +151,8 @@ def exact(ports: dict[str, int], plain: str, temperature: float, cell: str, coun
     params = {"temperature": temperature, "max_new_tokens": 3, "ignore_eos": True} | CELLS[cell]
     texts = on_all(ports, lambda port: sample_many(port, EXACT_PROMPT, params, count))
     return [
-        {"server": name, "against": plain, "T": temperature, "cell": cell, "n": count} | two_sample(texts[name], texts[plain])
+        {"server": name, "against": plain, "T": temperature, "cell": cell, "n": count}
+        | two_sample(texts[name], texts[plain])
         for name in ports
         if name != plain
     ]
@@ -131,9 +167,18 @@ def exact_mixed(ports: dict[str, int], plain: str, count: int) -> list[dict]:
     for name in ports:
         if name != plain:
             greedy_texts = set(texts[name][1::2])
-            rows.append({"server": name, "against": plain, "T": 1.0, "cell": "mixed with greedy", "n": count,
-                         "greedy_texts": len(greedy_texts), "greedy_equal": greedy_texts == set(texts[plain][1::2])}
-                        | two_sample(texts[name][::2], texts[plain][::2]))  # fmt: skip
+            rows.append(
+                {
+                    "server": name,
+                    "against": plain,
+                    "T": 1.0,
+                    "cell": "mixed with greedy",
+                    "n": count,
+                    "greedy_texts": len(greedy_texts),
+                    "greedy_equal": greedy_texts == set(texts[plain][1::2]),
+                }
+                | two_sample(texts[name][::2], texts[plain][::2])
+            )
     return rows
 
 
@@ -156,13 +201,23 @@ def texts(ports: dict[str, int], plain: str, count: int = 3000, tokens: int = 32
         labels = np.repeat([0, 1], [len(found[name]), len(found[plain])])
         guess = cross_val_predict(LogisticRegression(C=0.05, max_iter=300), features, labels, cv=5)
         right = int((guess == labels).sum())
-        rows.append({"server": name, "against": plain, "n": count, "tokens": tokens, "accuracy": right / len(labels),
-                     "p": float(stats.binomtest(right, len(labels), 0.5, alternative="greater").pvalue)}
-                    | {"first_tokens": two_sample([t[:4] for t in found[name]], [t[:4] for t in found[plain]])})  # fmt: skip
+        rows.append(
+            {
+                "server": name,
+                "against": plain,
+                "n": count,
+                "tokens": tokens,
+                "accuracy": right / len(labels),
+                "p": float(stats.binomtest(right, len(labels), 0.5, alternative="greater").pvalue),
+            }
+            | {"first_tokens": two_sample([t[:4] for t in found[name]], [t[:4] for t in found[plain]])}
+        )
     return {"rows": rows}
 
 
-def acceptance(ports: dict[str, int], temperatures=(0.0, 0.6, 1.0), count: int = 64, tokens: int = 192, concurrency: int = 4) -> dict:
+def acceptance(
+    ports: dict[str, int], temperatures=(0.0, 0.6, 1.0), count: int = 64, tokens: int = 192, concurrency: int = 4
+) -> dict:
     """Mean tokens per verify step of every server at every temperature, on the same prompts."""
     asked = prompts(count)
 
@@ -173,9 +228,16 @@ def acceptance(ports: dict[str, int], temperatures=(0.0, 0.6, 1.0), count: int =
             infos = [answer["meta_info"] for answer in ask(port, asked, params, concurrency)]
             lengths = [(i["completion_tokens"] - 1) / i["spec_verify_ct"] for i in infos]
             steps = sum(i["spec_verify_ct"] for i in infos)
-            rows.append({"T": temperature, "prompts": count, "tokens": tokens, "steps": steps,
-                         "accept_length": sum(i["completion_tokens"] - 1 for i in infos) / steps,
-                         "standard_error": statistics.stdev(lengths) / math.sqrt(count)})  # fmt: skip
+            rows.append(
+                {
+                    "T": temperature,
+                    "prompts": count,
+                    "tokens": tokens,
+                    "steps": steps,
+                    "accept_length": sum(i["completion_tokens"] - 1 for i in infos) / steps,
+                    "standard_error": statistics.stdev(lengths) / math.sqrt(count),
+                }
+            )
         return rows
 
     found = on_all(ports, measure)
@@ -184,11 +246,16 @@ def acceptance(ports: dict[str, int], temperatures=(0.0, 0.6, 1.0), count: int =
 
 def host() -> dict:
     """What an experiment ran on."""
-    import importlib.metadata as metadata
-    import platform
-    import subprocess
-
-    gpus = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    gpus = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     names = ("torch", "triton", "scipy", "numpy")
-    return {"gpus": gpus.stdout.strip().split("\n") if gpus.returncode == 0 else [], "python": platform.python_version(),
-            "cores": os.cpu_count(), "versions": {name: metadata.version(name) for name in names}}  # fmt: skip
+    return {
+        "gpus": gpus.stdout.strip().split("\n") if gpus.returncode == 0 else [],
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "versions": {name: metadata.version(name) for name in names},
+    }

@@ -25,8 +25,15 @@ DRAFT = ["--speculative-draft-model-path", str(PAIR / "draft")]
 
 
 def tree_args(budget: int, topk: int) -> list[str]:
-    return ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", str(budget),
-            "--speculative-ddtree-topk", str(topk), *DRAFT]  # fmt: skip
+    return [
+        "--speculative-algorithm",
+        "DDTREE",
+        "--speculative-ddtree-budget",
+        str(budget),
+        "--speculative-ddtree-topk",
+        str(topk),
+        *DRAFT,
+    ]
 
 
 class Run:
@@ -40,8 +47,9 @@ class Run:
     def server(self, name: str, python: Path, args: list[str], requests: int) -> GpuServer:
         self.next_port += 10
         limits = ["--max-running-requests", str(requests), "--cuda-graph-max-bs", str(requests)]
-        server = GpuServer(name, python, self.next_port, self.args.work / f"{name}.log", PAIR / "target",
-                           [*SMALL, *limits, *args])  # fmt: skip
+        server = GpuServer(
+            name, python, self.next_port, self.args.work / f"{name}.log", PAIR / "target", [*SMALL, *limits, *args]
+        )
         self.servers[name] = server
         return server.start()
 
@@ -63,9 +71,22 @@ class Run:
 
     def op(self) -> dict:
         result = subprocess.run(
-            [str(self.patched), "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_kernel_op.py", "-p", "no:cacheprovider"],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                str(self.patched),
+                "-m",
+                "pytest",
+                "-q",
+                "-m",
+                "gpu",
+                "tests/gpu/test_kernel_op.py",
+                "-p",
+                "no:cacheprovider",
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return {"pytest_exit": result.returncode, "output": result.stdout[-2000:] + result.stderr[-1000:]}
 
     def exact(self) -> dict:
@@ -75,7 +96,9 @@ class Run:
             shutil.copytree(self.args.venv, follow, symlinks=True)
             utils = next(follow.glob("lib/python3*/site-packages/sglang/srt/speculative/dflash_utils.py"))
             text = utils.read_text()
-            hidden = text.replace("_DFLASH_SAMPLING_VERIFY_AVAILABLE = True", "_DFLASH_SAMPLING_VERIFY_AVAILABLE = False")
+            hidden = text.replace(
+                "_DFLASH_SAMPLING_VERIFY_AVAILABLE = True", "_DFLASH_SAMPLING_VERIFY_AVAILABLE = False"
+            )
             if hidden == text:
                 raise RuntimeError("the op could not be hidden: its flag was not found")
             utils.write_text(hidden)
@@ -95,20 +118,39 @@ class Run:
 
         count = self.args.samples
         exact = [
-            (f"T {t}, {cell}", lambda t=t, cell=cell: experiments.exact(only("tree", "tree-follow"), "plain", t, cell, count))
+            (
+                f"T {t}, {cell}",
+                lambda t=t, cell=cell: experiments.exact(only("tree", "tree-follow"), "plain", t, cell, count),
+            )
             for t in (1.0, 0.6)
             for cell in experiments.CELLS
         ]
         speculative = {name: ports[name] for name in ("dflash-stock", "dflash", "chain", "tree")}
-        return self.steps("exact", wanted, dict([
-            ("T 1.0, plain, all", lambda: experiments.exact(only("tree", "tree-follow", "dflash", "tree-loose"), "plain", 1.0, "plain", count)),
-            ("mixed", lambda: experiments.exact_mixed(only("tree", "tree-follow"), "plain", count)),
-            *exact[1:5],
-            ("chain", lambda: experiments.acceptance(speculative)),
-            ("greedy", lambda: experiments.greedy(only("dflash-stock", "dflash", "tree", "chain"), "plain", self.args.prompts)),
-            *exact[5:],
-            ("texts", lambda: experiments.texts(only("tree", "tree-follow", "tree-loose"), "plain")),
-        ]))  # fmt: skip
+        return self.steps(
+            "exact",
+            wanted,
+            dict(
+                [
+                    (
+                        "T 1.0, plain, all",
+                        lambda: experiments.exact(
+                            only("tree", "tree-follow", "dflash", "tree-loose"), "plain", 1.0, "plain", count
+                        ),
+                    ),
+                    ("mixed", lambda: experiments.exact_mixed(only("tree", "tree-follow"), "plain", count)),
+                    *exact[1:5],
+                    ("chain", lambda: experiments.acceptance(speculative)),
+                    (
+                        "greedy",
+                        lambda: experiments.greedy(
+                            only("dflash-stock", "dflash", "tree", "chain"), "plain", self.args.prompts
+                        ),
+                    ),
+                    *exact[5:],
+                    ("texts", lambda: experiments.texts(only("tree", "tree-follow", "tree-loose"), "plain")),
+                ]
+            ),
+        )
 
     def steps(self, experiment: str, wanted: dict, steps: dict) -> dict:
         """Run the steps and write after each: what was measured before a failure stays worth having."""
@@ -135,8 +177,13 @@ class Run:
         return experiments.acceptance(ports)
 
     def write(self, name: str, found: dict) -> None:
-        document = {"experiment": name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "host": experiments.host(),
-                    "command": "python3 -m scripts.gpu.run " + " ".join(sys.argv[1:]), "result": found}  # fmt: skip
+        document = {
+            "experiment": name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "host": experiments.host(),
+            "command": "python3 -m scripts.gpu.run " + " ".join(sys.argv[1:]),
+            "result": found,
+        }
         (self.args.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

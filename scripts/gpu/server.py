@@ -39,19 +39,38 @@ class GpuServer:
 
     def command(self) -> list[str]:
         return [
-            str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.target), "--skip-tokenizer-init",
-            "--host", "127.0.0.1", "--port", str(self.port), "--attention-backend", "triton",
-            "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-piecewise-cuda-graph",
+            str(self.python),
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(self.target),
+            "--skip-tokenizer-init",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--attention-backend",
+            "triton",
+            "--sampling-backend",
+            "pytorch",
+            "--grammar-backend",
+            "none",
+            "--disable-piecewise-cuda-graph",
             *self.args,
-        ]  # fmt: skip
+        ]
 
     def start(self) -> "GpuServer":
         self.started = time.monotonic()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command(), env=os.environ | ENVIRONMENT | self.env, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, cwd=self.log.parent,
-            )  # fmt: skip
+                self.command(),
+                env=os.environ | ENVIRONMENT | self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.log.parent,
+            )
         return self
 
     def wait_ready(self, deadline: float) -> "GpuServer":
