@@ -184,7 +184,8 @@ class Run:
             "command": "python3 -m scripts.gpu.run " + " ".join(sys.argv[1:]),
             "result": found,
         }
-        (self.args.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        text = json.dumps(document, indent=1).replace(f"{ROOT}/", "")
+        (self.args.out / f"{name}.json").write_text(text + "\n")
 
 
 def main() -> int:
