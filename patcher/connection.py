@@ -158,12 +158,12 @@ class SshConnection(Connection):
             options.key_types = host_keys.algorithms(known, tuple(options.key_types))
             transport.banner_timeout = transport.auth_timeout = hop.connect_timeout
             transport.start_client(timeout=hop.connect_timeout)
+            key = transport.get_remote_server_key()  # raises when start_client gave up waiting, which it does silently
         except (paramiko.SSHException, EOFError, OSError) as error:
             link.close()
             raise HostUnreachable(f"no SSH server answers: {str(error) or type(error).__name__}", where=hop.name,
                                   next_step=f"make `ssh {hop.name} true` work") from error
         try:
-            key = transport.get_remote_server_key()
             host_keys.check(hop, key.get_name(), key.asbytes(), known)
             ssh_auth.authenticate(transport, hop)
             transport.set_keepalive(hop.alive_interval)
