@@ -13,6 +13,7 @@ import pytest
 from patcher.agent.processes import is_launcher
 from patcher.connection import LocalConnection
 from patcher.remote import call_agent
+from scripts.rig.processes import end_group
 from tests.installations import Installation
 
 SERVER = """
@@ -38,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[tuple[Installation, subprocess.Popen, Pat
         assert process.poll() is None
         time.sleep(0.02)
     yield host, process, log
-    process.terminate()
+    end_group(process.pid)
     process.wait()
 
 
@@ -60,14 +61,15 @@ def test_a_running_server(server):
 
 def test_a_source_tree_in_the_working_directory_wins(server, tmp_path: Path):
     host, _, _ = server
-    process = subprocess.Popen([host.python, "-m", "sglang.launch_server"], cwd=host.site, stdout=subprocess.PIPE)
+    process = subprocess.Popen([host.python, "-m", "sglang.launch_server"], cwd=host.site, stdout=subprocess.PIPE,
+                               start_new_session=True)
     try:
         process.stdout.readline()
         reply = call_agent(LocalConnection(), sys.executable, {"op": "processes"})
         root = {item["pid"]: item["sglang_root"] for item in reply["processes"]}[process.pid]
         assert root == str(host.site / "sglang")
     finally:
-        process.terminate()
+        end_group(process.pid)
         process.wait()
 
 
