@@ -20,7 +20,9 @@ def test_example_is_valid_and_names_the_documented_host():
     config = load_config(EXAMPLE)
     (host,) = config.select(["10.1.2.200"])
     assert host.address == "10.1.2.200"
-    assert host.service.args == {"--speculative-algorithm": "DDTREE", "--speculative-ddtree-budget": "32"}
+    assert host.service.args == {
+        "--speculative-algorithm": "DDTREE", "--speculative-ddtree-budget": "32", "--attention-backend": "triton",
+    }
     assert (host.endpoint.host, host.endpoint.port, host.ready.deadline, host.kernels.require) == (
         "127.0.0.1", None, 1800.0, True)
 
