@@ -26,11 +26,17 @@ ENVIRONMENT = {
 }
 
 
-def command_line(venv: Path, port: int, algorithm: str | None, extra: Sequence[str] = ()) -> list[str]:
-    """Launch command; `algorithm` is DFLASH, DDTREE or None (plain decoding, without the draft)."""
+def command_line(
+    venv: Path, port: int, algorithm: str | None, extra: Sequence[str] = (), models: Path = MODELS
+) -> list[str]:
+    """Launch command; `algorithm` is DFLASH, DDTREE or None (plain decoding, without the draft).
+
+    models: directory of the pair. Without a tokenizer.json beside the target, requests are token ids.
+    """
+    without_tokenizer = [] if (models / "target/tokenizer.json").exists() else ["--skip-tokenizer-init"]
     argv = [
-        str(venv / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(MODELS / "target"),
-        "--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "triton" if algorithm else "torch_native",
+        str(venv / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(models / "target"),
+        *without_tokenizer, "--device", "cpu", "--attention-backend", "triton" if algorithm else "torch_native",
         "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-overlap-schedule",
         "--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "4",
         "--mem-fraction-static", "0.1", "--host", "127.0.0.1", "--port", str(port),
@@ -38,8 +44,15 @@ def command_line(venv: Path, port: int, algorithm: str | None, extra: Sequence[s
         "--dtype", "float32",  # in bfloat16 the shape of a batch decides near-ties, and greedy texts differ
     ]  # fmt: skip
     if algorithm:
-        argv += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(MODELS / "draft")]
+        argv += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(models / "draft")]
     return [*argv, *extra]
+
+
+def _free_port_for_sglang() -> int:
+    """SGLang also takes the port 10,000 above, and refuses to start when there is none."""
+    while (port := free_port()) > 55_000:
+        pass
+    return port
 
 
 def token_ids(text: bytes) -> list[int]:
@@ -52,12 +65,12 @@ class CpuServer:
 
     def __init__(
         self, venv: Path, log: Path, *, algorithm: str | None = "DFLASH", extra: Sequence[str] = (),
-        port: int | None = None,
+        port: int | None = None, models: Path = MODELS,
     ):  # fmt: skip
         """Starts in the directory of `log`; does not wait (see `wait_ready`)."""
-        self.port = port or free_port()
+        self.port = port or _free_port_for_sglang()
         self.log = log
-        self.argv = command_line(venv, self.port, algorithm, extra)
+        self.argv = command_line(venv, self.port, algorithm, extra, models)
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
                 self.argv, cwd=log.parent, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL,
