@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from reference import Reference, collect
+from serving import REFERENCE_EXTRA, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
 from patcher.series import catalogue, choose
@@ -58,7 +60,10 @@ def inside(
     """{file: what its tests did}, from one run of all the files that this session asks for."""
     files = [item.callspec.params["file"] for item in request.session.items if "inside" in item.fixturenames]
     report = tmp_path_factory.mktemp("inside") / "report.xml"
-    told = {"PYTHONPATH": str(ROOT), "SERIES_IDENTITY": series.identity("temperature")}
+    told = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(INSIDE.parent)]),
+        "SERIES_IDENTITY": series.identity("temperature"),
+    }
     done = subprocess.run(
         [patched_venv / "bin/python", "-m", "pytest", "-c", "pytest.ini", "--confcutdir", ".", f"--junitxml={report}",
          *dict.fromkeys(files)],
@@ -86,3 +91,20 @@ def _read(report: Path) -> dict[str, Inside]:
             f"{file}: {results[file].passed} passed, {len(problems)} failed in {results[file].seconds:.0f} s"
         )
     return results
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pair_with_tokenizer(tmp_path_factory.mktemp("pair") / "tiny-b8")
+
+
+@pytest.fixture(scope="session")
+def reference(patched_venv: Path, pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """What a server without speculation and one with DFLASH answer; both are ended before any other is started."""
+    logs = tmp_path_factory.mktemp("reference")
+    plain, dflash = (
+        Server(patched_venv, logs / f"{algorithm}.log", algorithm=algorithm, models=pair, extra=REFERENCE_EXTRA)
+        for algorithm in (None, "DFLASH")
+    )
+    with running(plain, dflash):
+        return collect(plain, dflash)

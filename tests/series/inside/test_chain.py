@@ -5,8 +5,8 @@ from collections import Counter
 import chi_square
 import pytest
 import torch
+from exact import emitted_sequences, target_row
 from fakes import FakeTreeSamplingOpByReferenceWalk, make_batch
-from oracles import emitted_sequences, target_row
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 from sglang.srt.speculative.ddtree_tree import build_tree
 from sglang.srt.speculative.dflash_utils import (

@@ -11,8 +11,8 @@ from collections import Counter
 import chi_square
 import pytest
 import torch
+from exact import emitted_sequences, target_row
 from fakes import FakeTreeSamplingOpByReferenceWalk, make_batch
-from oracles import emitted_sequences, target_row
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 from sglang.srt.speculative.ddtree_tree import build_tree, compile_tree
 
@@ -230,7 +230,7 @@ def argmax_only(tree, marginals, rows, rng):
 def test_rejects_a_rule_that_is_biased(rule):
     logps, tree = draft()
     logits = target_logits(logps, tree)
-    rows = [target_row(row.tolist())[0].tolist() for row in logits]
+    rows = [target_row(row.tolist())[0] for row in logits]
     rng = random.Random(5)
     counts = Counter(rule(tree, logps[0].exp().tolist(), rows, rng) for _ in range(DRAWS))
     assert biased(chi_square.against(counts, expected_of(tree, logits, KINDS["T=1"])))

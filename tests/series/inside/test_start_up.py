@@ -64,7 +64,8 @@ def test_command_line():
     ServerArgs.add_cli_args(parser)
     words = (
         f"--model-path {MODELS}/target --speculative-draft-model-path {MODELS}/draft --device cpu "
-        "--skip-tokenizer-init --attention-backend triton --sampling-backend pytorch --grammar-backend none --mem-fraction-static 0.1 "
+        "--skip-tokenizer-init --attention-backend triton --sampling-backend pytorch --grammar-backend none "
+        "--mem-fraction-static 0.1 "
         "--speculative-algorithm DDTREE --speculative-ddtree-budget 20 --speculative-ddtree-topk 3"
     )
     args = ServerArgs.from_cli_args(parser.parse_args(words.split()))

@@ -1,0 +1,71 @@
+"""Greedy texts of DDTREE servers are those of DFLASH and of decoding without speculation."""
+
+import pytest
+from reference import TOKENS, ask_long, ask_stops
+from serving import PROMPTS, Server, running
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
+
+# The topk-1 one is DFLASH's chain; in the other the tree is smaller than the block that is drafted.
+SHAPES = {"chain": (7, 1), "small": (3, 4)}
+GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def servers(reference, patched_venv, pair, tmp_path_factory):
+    """Both shapes, at the same time."""
+    logs = tmp_path_factory.mktemp("texts")
+    started = {
+        name: Server(
+            patched_venv, logs / f"{name}.log", algorithm="DDTREE", models=pair,
+            extra=["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk", str(topk)],
+        )
+        for name, (budget, topk) in SHAPES.items()
+    }  # fmt: skip
+    with running(*started.values()):
+        yield started
+
+
+def ids(answers):
+    return [answer["output_ids"] for answer in answers]
+
+
+def test_dflash_and_plain_decoding_agree(reference):
+    """Or nothing below would mean anything."""
+    assert len(PROMPTS) >= 10 and all(len(output) == TOKENS for output in ids(reference.plain))
+    assert ids(reference.dflash) == ids(reference.plain)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_alone(shape, servers, reference):
+    assert ids(servers[shape].greedy(prompt, TOKENS) for prompt in PROMPTS) == ids(reference.plain)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_four_at_a_time(shape, servers, reference):
+    answers = servers[shape].together(PROMPTS, [GREEDY] * len(PROMPTS), clients=4)
+    assert ids(answers) == ids(reference.plain)
+
+
+def test_a_chain_accepts_what_dflash_accepts(servers, reference):
+    """Step by step: the same number of verify steps for every prompt."""
+    for prompt, dflash in zip(PROMPTS, reference.dflash, strict=True):
+        answer = servers["chain"].greedy(prompt, TOKENS)
+        for figure in ("spec_verify_ct", "spec_accepted_drafts", "spec_accept_length"):
+            assert answer["meta_info"][figure] == dflash["meta_info"][figure], (prompt, figure)
+
+
+def test_stops(servers, reference):
+    assert ask_stops(servers["small"]) == reference.stopped
+
+
+def test_more_requests_than_run_at_a_time(servers, reference):
+    assert ask_long(servers["small"], clients=16) == reference.long
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_lost_afterwards(shape, servers):
+    """Last of this file. The pool is checked whenever the server is idle, and a leak would have ended it."""
+    assert servers[shape].healthy()
+    assert servers[shape].request("POST", "/flush_cache")[0] == 200
+    assert servers[shape].healthy() and "leak" not in servers[shape].log.read_text()
