@@ -19,6 +19,7 @@ from typing import Any
 from patcher import udiff, udiff_parse
 from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
 from patcher.series_model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+from patcher.shipped import shipped
 
 ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
 ABSENT = "absent"
@@ -82,7 +83,7 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
     Raises SeriesProblem if there is none, one is wrong, or two claim the same version of the same package.
     """
     if root is None:
-        root = Path(os.environ.get(ROOT_VARIABLE) or Path(__file__).resolve().parent.parent / "patches")
+        root = Path(os.environ.get(ROOT_VARIABLE) or shipped("patches"))
     found = tuple(load_series(path.parent) for path in sorted(root.glob("*/series.toml")))
     if not found:
         raise SeriesProblem(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import UsageProblem
+from patcher.shipped import shipped
 
-SUITES = Path(__file__).resolve().parent.parent / "configs" / "smoke"
+SUITES = shipped("configs") / "smoke"
 DEFAULT_SUITE = "default"
 
 # Every sampling path of a server, by the parameters that lead to it. The first request of each may compile kernels.

@@ -105,10 +105,10 @@ class Commit:
     def journal(self) -> dict:
         """All that a later run needs to undo or finish this commit."""
         return {
-            "id": self.id, "phase": "writing", "since": self.time, "who": self.who, "dist_info": self.site.dist_info,
+            "id": self.id, "phase": "writing", "since": self.time, "who": self.who, "installation": self.site.identity,
             "entries": [entry.as_dict() for entry in self.entries], "bytecode": self.bytecode,
-            "prefixes": self.prefixes, "made_directories": self.directories,
-            "old_directories": [self.site.lengthen(name) for name in self.host["directories"]],
+            "prefixes": self.prefixes, "made_directories": [self.site.shorten(name) for name in self.directories],
+            "old_directories": self.host["directories"],
             "receipt": self.receipt, "history": self.history,
         }
 

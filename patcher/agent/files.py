@@ -51,7 +51,7 @@ def write_file(path: str, data: bytes, meta: dict, like: str | None = None) -> N
         info = os.fstat(handle)
         if (info.st_uid, info.st_gid) != (meta["uid"], meta["gid"]):
             os.fchown(handle, meta["uid"], meta["gid"])
-        os.fchmod(handle, meta["mode"])
+        os.fchmod(handle, meta["mode"] & 0o777)  # never setuid, whatever a state file says
         if meta.get("mtime_ns") is not None:
             os.utime(handle, ns=(meta["mtime_ns"], meta["mtime_ns"]))
         os.fsync(handle)

@@ -33,7 +33,17 @@ class Entry:
         self.new, self.old = os.path.join(folder, f".{name}{NEW}"), os.path.join(folder, f".{name}{OLD}")
 
     def as_dict(self) -> dict:
-        return {"path": self.path, "file": self.file, "before": self.before, "after": self.after, "meta": self.meta}
+        """What the journal keeps: no absolute path, so that a journal speaks of the tree it lies in, wherever that is."""
+        return {"path": self.path, "before": self.before, "after": self.after, "meta": self.meta}
+
+
+def entries_of(site: Site, journal: dict) -> list[Entry]:
+    """The entries of a journal; a path outside the package is a Refusal."""
+    return [Entry(file=_place(site, item["path"]), **item) for item in journal["entries"]]
+
+
+def _place(site: Site, path: str) -> str:
+    return os.path.join(site.dist_info, "RECORD") if path == RECORD else site.locate(path)
 
 
 def write_journal(site: Site, journal: dict) -> None:
@@ -79,8 +89,8 @@ def ignore_hangups() -> None:
 
 def undo(site: Site, journal: dict) -> None:
     """Put everything back as the journal found it, then drop it. May be killed and repeated."""
-    entries = [Entry(**item) for item in journal["entries"]]
-    replaced = _was_reinstalled(journal, entries)
+    entries = entries_of(site, journal)
+    replaced = _was_reinstalled(site, journal, entries)
     stuck = []
     for entry in reversed(entries):
         step(UNDO)
@@ -106,7 +116,7 @@ def undo(site: Site, journal: dict) -> None:
             bytecode.restore(site, journal["bytecode"])
         except OSError:
             bytecode.remove(sources, journal["prefixes"])  # no space: Python compiles them again
-    remove_empty(journal["made_directories"])
+    remove_empty(map(site.lengthen, journal["made_directories"]))
     for folder in sorted({os.path.dirname(entry.file) for entry in entries}):
         if os.path.isdir(folder):
             sync_directory(folder)
@@ -114,9 +124,9 @@ def undo(site: Site, journal: dict) -> None:
     collect_backups(site)
 
 
-def _was_reinstalled(journal: dict, entries: list[Entry]) -> bool:
+def _was_reinstalled(site: Site, journal: dict, entries: list[Entry]) -> bool:
     """Whether pip or uv put another installation in the place since the journal was written."""
-    return not os.path.isdir(journal["dist_info"]) or any(
+    return journal["installation"] != site.identity or any(
         entry.path == RECORD and hash_of(entry.file) not in (entry.before, entry.after) for entry in entries)
 
 
@@ -157,9 +167,9 @@ def finish(site: Site, journal: dict) -> None:
     else:
         add_history(site, journal["history"])
     step("clean")
-    for item in journal["entries"]:
-        unlink(Entry(**item).old)
-    remove_empty(journal["old_directories"])
+    for entry in entries_of(site, journal):
+        unlink(entry.old)
+    remove_empty(map(site.lengthen, journal["old_directories"]))
     collect_backups(site)
     step("drop")
     unlink(site.state(JOURNAL))

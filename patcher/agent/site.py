@@ -68,8 +68,11 @@ class Site:
         return [os.path.join(place, name) for name in sorted(os.listdir(place))
                 if name.endswith((".dist-info", ".egg-info")) and _normal(name).startswith(_normal(self.package))]
 
-    def locate(self, path: str) -> str:
-        """The absolute path for PATH, relative to the import root. Links below the package are not followed."""
+    def locate(self, path: str, folder: bool = False) -> str:
+        """The absolute path for PATH, relative to the import root; of a file, or with `folder` of anything.
+
+        Links below the package are not followed.
+        """
         parts = path.split("/")
         if parts[0] != self.package or len(parts) < 2 or any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise Refusal("Conflict", f"the path does not lie in the package {self.package}", path,
@@ -81,17 +84,21 @@ class Site:
                 raise Refusal("Conflict", f"a directory of the package is a link or a file: {here}", path,
                               "reinstall the package with real directories")
         here = os.path.join(here, parts[-1])
-        if os.path.lexists(here) and not os.path.isfile(here):
+        if not folder and os.path.lexists(here) and not os.path.isfile(here):
             raise Refusal("Drift", "this is no regular file", here, "reinstall the package")
         return here
 
+    def holds(self, file: str) -> bool:
+        """Whether an absolute path lies in the package."""
+        return file.startswith(self.package_dir + os.sep)
+
     def shorten(self, file: str) -> str:
-        """The name of a file of the package that stays true when the installation is moved; others stay absolute."""
-        inside = file.startswith(self.package_dir + os.sep)
-        return self.package + file[len(self.package_dir):] if inside else file
+        """The name of a path of the package that stays true when the installation is moved."""
+        return self.package + file[len(self.package_dir):]
 
     def lengthen(self, name: str) -> str:
-        return name if os.path.isabs(name) else self.package_dir + name[len(self.package):]
+        """The absolute path of such a name. State files can be anyone's: a name that leads elsewhere is a Refusal."""
+        return self.locate(name, folder=True)
 
     @property
     def identity(self) -> list[str]:
@@ -102,9 +109,21 @@ class Site:
         return os.path.join(self.state_dir, *names)
 
     def load(self, name: str) -> Any:
-        """A JSON file of the state directory, None when there is none."""
+        """A JSON file of the state directory, None when there is none. One that others could have written is a Refusal."""
         data = read(self.state(name))
-        return None if data is None else json.loads(data)
+        if data is None:
+            return None
+        owners = {os.geteuid(), 0, os.stat(self.package_dir).st_uid}
+        for path in (self.state_dir, self.state(name)):
+            info = os.stat(path)
+            if info.st_uid not in owners or info.st_mode & 0o022:
+                raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it", path,
+                              f"look into it; if it is yours: chown -R {os.geteuid()} and chmod -R go-rwx it")
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise Refusal("Conflict", f"this file is damaged: {error}", self.state(name),
+                          "restore it; or reinstall the package and remove the state directory") from error
 
     def backup(self, sha: str) -> bytes:
         """The bytes kept under their hash. A damaged or missing backup is a Refusal."""
