@@ -6,6 +6,7 @@ Every failure ends in `main`, which is the only place that knows exit codes.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,15 +21,26 @@ from patcher.report import console_for, error_to_json, print_error, print_outcom
 from patcher.result import Outcome
 
 
+class Given(click.ParamType):
+    """Text that must not be empty: an unset shell variable is no way to say "the default"."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip():
+            self.fail("is empty", param, ctx)
+        return value
+
+
 def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options that every command has."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
         click.option("--config", type=click.Path(path_type=Path), help="The hosts file to read."),
-        click.option("--site-packages", default="", metavar="DIR", help="A tree without interpreter: files only."),
-        click.option("--venv", default="", metavar="PATH", help="The venv; without it, the serving process's own."),
+        click.option("--site-packages", type=Given(), metavar="DIR", help="A tree without interpreter: files only."),
+        click.option("--venv", type=Given(), metavar="PATH", help="The venv; without it, the serving process's own."),
         click.option("--local", is_flag=True, help="This machine."),
-        click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS",
+        click.option("--host", "hosts", type=Given(), multiple=True, metavar="NAME|ADDRESS",
                      help="A host or group of hosts.toml, or an address. May be given several times."),
     ):
         command = option(command)
@@ -57,7 +69,7 @@ def doctor(**options: Any) -> Outcome:
 
 @cli.command()
 @common
-@click.option("--up-to", default="", metavar="STAGE", help="Stop at this stage of the series.")
+@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
 def diff(**options: Any) -> Outcome:
     """Print what apply would change, as a unified diff against what is installed."""
     return commands.diff(**options)
@@ -66,7 +78,7 @@ def diff(**options: Any) -> Outcome:
 @cli.command()
 @common
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--up-to", default="", metavar="STAGE", help="Stop at this stage of the series.")
+@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
 @click.option("--keep-going", is_flag=True, help="Apply to the good hosts even when another has no plan.")
@@ -107,7 +119,7 @@ def restart(**options: Any) -> Outcome:
 
 @cli.command("smoke-test")
 @common
-@click.option("--suite", default="", metavar="FILE|NAME", help="The suite to run.")
+@click.option("--suite", type=Given(), metavar="FILE|NAME", help="The suite to run.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit report there.")
 def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
@@ -126,6 +138,7 @@ def history(**options: Any) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
+    _open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False)
@@ -144,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         failure = unexpected(error, "ddtree-patch")
     if "--json" in args:
-        click.echo(error_to_json(failure, next((word for word in args if word in cli.commands), "")))
+        text = error_to_json(failure, next((word for word in args if word in cli.commands), ""))
+        _write_result(lambda: click.echo(text))
     print_error(failure, console_for(sys.stderr))
     return failure.exit_code
 
@@ -152,17 +166,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _finish(outcome: Outcome, as_json: bool) -> int:
     """Print the result on stdout and the failures on stderr."""
     if as_json:
-        click.echo(to_json(outcome))
+        written = _write_result(lambda: click.echo(to_json(outcome)))
     else:
-        print_outcome(outcome, console_for(sys.stdout))
+        written = _write_result(lambda: print_outcome(outcome, console_for(sys.stdout)))
     errors = {host.host: host.error for host in outcome.hosts if host.error}
     for error in errors.values():
         print_error(error, console_for(sys.stderr))
     if not outcome.error:
-        return 0
+        return 0 if written else DdtreePatchError.exit_code
     if len(errors) > 1:
         print_error(outcome.error, console_for(sys.stderr))
     return outcome.error.exit_code
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`) leads nowhere, so that what is said there fails nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole run
+
+
+def _write_result(write: Callable[[], None]) -> bool:
+    """Write to stdout, to the end. A reader who left early (`| head`) had what he wanted; a full disk is a failure."""
+    try:
+        write()
+        sys.stdout.flush()
+        return True
+    except OSError as error:
+        # What is left in the buffer must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return True
+        print_error(DdtreePatchError(f"the result could not be written: {error.strerror}", where="stdout",
+                                     next_step="what was done stands; ddtree-patch status says where"),
+                    console_for(sys.stderr))
+        return False
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class Selection:
 
     hosts: tuple[str, ...] = ()
     local: bool = False
-    venv: str = ""
-    site_packages: str = ""
+    venv: str | None = None
+    site_packages: str | None = None
     config: Path | None = None
     as_json: bool = False
 
@@ -76,13 +76,13 @@ def doctor(**selection: object) -> Outcome:
     return Selection(**selection).run("doctor", Doctor, keep_going=True)
 
 
-def diff(*, up_to: str, **selection: object) -> Outcome:
-    return Selection(**selection).run("diff", lambda session: Diff(session, up_to), keep_going=True)
+def diff(*, up_to: str | None, **selection: object) -> Outcome:
+    return Selection(**selection).run("diff", lambda session: Diff(session, up_to or ""), keep_going=True)
 
 
-def apply(*, dry_run: bool, up_to: str, no_restart: bool, no_smoke: bool, keep_going: bool,
+def apply(*, dry_run: bool, up_to: str | None, no_restart: bool, no_smoke: bool, keep_going: bool,
           **selection: object) -> Outcome:
-    options = ApplyOptions(dry_run=dry_run, up_to=up_to, restart=not no_restart, smoke=not no_smoke)
+    options = ApplyOptions(dry_run=dry_run, up_to=up_to or "", restart=not no_restart, smoke=not no_smoke)
     return Selection(**selection).run("apply", lambda session: Apply(session, options), keep_going)
 
 
@@ -103,7 +103,7 @@ def restart(**selection: object) -> Outcome:
     return Selection(**selection).run("restart", Restart)
 
 
-def smoke_test(*, suite: str, **selection: object) -> Outcome:
+def smoke_test(*, suite: str | None, **selection: object) -> Outcome:
     named = load_suite(suite) if suite else None
     return Selection(**selection).run("smoke-test", lambda session: SmokeTest(session, named), keep_going=True)
 

@@ -32,7 +32,7 @@ from .journal import (
 from .lock import locked
 from .look import receipt_state
 from .programs import run_child
-from .record import rewrite_record
+from .record import record_lines, rewrite_record
 from .site import STATE_DIRECTORY, Site
 from .steps import STEPS, step
 
@@ -197,8 +197,9 @@ class Commit:
         last = (self.old_receipt["host"]["record"] if self.old_receipt else None) or {}
         ours = last.get("after") == sha256(data)
         pristine = last["before"] if ours else sha256(data)
-        if self.receipt is None and ours:
-            new, self.record_note = self.site.backup(pristine), "restored"
+        kept = self._kept_record(pristine) if self.receipt is None and ours else None
+        if kept is not None:
+            new, self.record_note = kept, "restored"
         else:
             listed = [] if self.receipt is None else self._state_paths(pristine)
             new, self.record_note = rewrite_record(data, {e.path: e.data for e in self.sources}, listed), "rewritten"
@@ -206,6 +207,16 @@ class Commit:
             self.receipt["host"]["record"] = {"before": pristine, "after": sha256(new)}
             self.receipt["host"]["meta"][RECORD] = self.host["meta"].get(RECORD, meta)
         self.entries.append(Entry(RECORD, self.site.record, sha256(data), sha256(new), meta, new))
+
+    def _kept_record(self, pristine: str) -> bytes | None:
+        """RECORD as it was before the first commit; None if it is lost, or was kept of files that were patched by then."""
+        try:
+            data = self.site.backup(pristine)
+        except Refusal:
+            return None
+        lines = record_lines(data)
+        true = all(lines.get(entry.path, (b"", None))[1] == entry.after for entry in self.sources)
+        return data if true and not any(STATE_DIRECTORY in path.split("/") for path in lines) else None
 
     def _state_paths(self, pristine_record: str) -> list[str]:
         """The state files as RECORD names them, so that uninstalling the package removes them too."""

@@ -13,7 +13,7 @@ import uuid
 
 from .failures import Refusal, write_problem
 from .files import hash_of, read, sha256, unlink, write_state
-from .journal import HISTORY, JOURNAL, RECEIPT, STATE, add_history, collect_backups
+from .journal import HISTORY, JOURNAL, RECEIPT, STATE, add_history, collect_backups, needed_backups
 from .lock import lock_holder, locked
 from .record import record_lines
 from .site import Site
@@ -52,6 +52,7 @@ def inspect(site: Site, request: dict) -> dict:
                                                "prefix": sys.prefix, "real_prefix": os.path.realpath(sys.prefix)},
         "receipt": receipt, "receipt_state": receipt_state(site, receipt),
         "journal": os.path.exists(site.state(JOURNAL)), "lock": lock_holder(site),
+        "missing_backups": sorted(sha for sha in needed_backups(receipt) if not _is_whole(site, sha)),
         "free_bytes": _free_bytes(site.package_dir),
         "writable": problem and {"path": problem["path"], "mount": problem["mount"],
                                  "reason": os.strerror(problem["errno"])},
@@ -73,6 +74,10 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
         # what the receipt would put back, where its backup is whole
         "before_data": base64.b64encode(before).decode() if whole else None,
     }
+
+
+def _is_whole(site: Site, sha: str) -> bool:
+    return hash_of(site.state("backups", sha)) == sha
 
 
 def _free_bytes(path: str) -> int:

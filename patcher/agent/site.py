@@ -14,6 +14,15 @@ from .files import read, sha256
 
 STATE_DIRECTORY = ".ddtree-patch"
 
+# What is relied upon in the state files, by name: keys, and the keys of their values.
+SHAPES: dict[str, dict[str, Any]] = {
+    "receipt.json": {"files": {}, "host": dict.fromkeys(
+        ("installation", "record", "seen", "meta", "bytecode", "directories", "commit_time"))},
+    "journal.json": dict.fromkeys(("phase", "installation", "entries", "bytecode", "prefixes", "made_directories",
+                                   "old_directories", "receipt", "history")),
+    "state.json": {},
+}
+
 
 class Site:
     """One installation of the package.
@@ -120,10 +129,13 @@ class Site:
                 raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it", path,
                               f"look into it; if it is yours: chown -R {os.geteuid()} and chmod -R go-rwx it")
         try:
-            return json.loads(data)
+            value = json.loads(data)
+            if not _has(value, SHAPES.get(name, {})):
+                raise ValueError("it is not what this tool writes")
         except ValueError as error:
             raise Refusal("Conflict", f"this file is damaged: {error}", self.state(name),
-                          "restore it; or reinstall the package and remove the state directory") from error
+                          f"restore it; or reinstall {self.package} and remove {self.state_dir}") from error
+        return value
 
     def backup(self, sha: str) -> bytes:
         """The bytes kept under their hash. A damaged or missing backup is a Refusal."""
@@ -132,6 +144,12 @@ class Site:
             raise Refusal("Conflict", f"the backup {sha} is {'gone' if data is None else 'damaged'}",
                           self.state("backups"), "reinstall the package; the receipt is stale then and can be dropped")
         return data
+
+
+def _has(value: Any, shape: dict[str, Any]) -> bool:
+    """Whether VALUE is an object that has the keys of SHAPE, and so on below; None stands for any value."""
+    return isinstance(value, dict) and all(
+        key in value and (inner is None or _has(value[key], inner)) for key, inner in shape.items())
 
 
 def _headers(folder: str) -> tuple[str, dict[str, str]]:

@@ -94,6 +94,8 @@ class Status(Look):
                                      f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}")
         if session.stale:
             self.facts["receipt"] += " - stale: the package was replaced since; the files count, not the receipt"
+        if inspection["missing_backups"]:
+            self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
         if inspection["lock"]:
             self.facts["lock"] = inspection["lock"]
         if inspection["journal"]:

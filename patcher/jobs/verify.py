@@ -62,6 +62,11 @@ class Verify:
         if wrong:
             raise Drift(f"{len(wrong)} of {len(files)} patched files were changed since: {', '.join(sorted(wrong))}",
                         where=self.session.host.name, next_step="see ddtree-patch status; reinstall or restore them")
+        missing = self.session.inspection["missing_backups"]
+        if missing:
+            raise Conflict(f"{len(missing)} of the backups that a revert needs are gone or damaged",
+                           where=f"{self.session.host.name}: {self.session.inspection['state_dir']}/backups",
+                           next_step="restore them; a revert would have to be a reinstallation of the package")
         return f"{len(files)} files are as the receipt says"
 
     def _server(self, serving: Serving) -> str:
