@@ -108,7 +108,9 @@ class LocalConnection(Connection):
     def _run(self, argv: list[str], input: bytes, timeout: float | None,
              on_stderr: Callable[[bytes], None]) -> Completed:
         try:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            # In a session of its own: Ctrl-C is for this program, which lets a commit end; as over SSH.
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       start_new_session=True)
         except (FileNotFoundError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())

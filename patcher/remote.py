@@ -95,7 +95,7 @@ def _as_error(error: dict[str, Any], host: str) -> errors.DdtreePatchError:
 
 
 def _no_reply(connection: Connection, python: str, done: Completed) -> errors.DdtreePatchError:
-    said = done.stderr.decode(errors="replace").strip()
+    said = b"\n".join((done.stdout[-2000:], done.stderr[-4000:])).decode(errors="replace").strip()
     if done.rc in (126, 127):
         return errors.NoInstallation(f"there is no interpreter {python}", where=connection.name, detail=said,
                                      next_step="give the environment that serves: --venv")

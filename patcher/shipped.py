@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def shipped(name: str) -> Path:
-    """A top-level directory of the repository, "patches" or "configs": of the checkout, or as the wheel installed it."""
+    """A top-level directory of the repository ("patches", "configs"): of the checkout, or as a wheel installed it."""
     here = Path(__file__).resolve().parent
     installed = here / "data" / name
     return installed if installed.is_dir() else here.parent / name

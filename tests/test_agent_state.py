@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from patcher.agent.record import record_lines
 from patcher.errors import Conflict, HostUnreachable
-from tests.installations import Installation
+from tests.installations import Installation, sha
 
 
 def interrupted(tree: Installation) -> None:
@@ -79,3 +80,36 @@ def test_a_revert_never_writes_setuid(tmp_path: Path):
     (tree.state / "receipt.json").write_text(json.dumps(receipt))
     tree.commit("pristine")
     assert not [path for path in tree.site.rglob("*") if path.is_file() and path.stat().st_mode & 0o7000], file
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "journal.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"files": 3, "host": 4}', b"\xff"])
+def test_state_of_another_shape_is_named(tmp_path: Path, name: str, content: bytes):
+    tree = Installation.tree(tmp_path / "here")
+    tree.commit("ddtree")
+    (tree.state / name).write_bytes(content)
+    os.chmod(tree.state / name, 0o600)
+    with pytest.raises(Conflict, match="damaged"):
+        tree.ask("inspect", paths=[])
+
+
+def test_record_is_true_after_a_revert_when_the_receipt_was_lost(tmp_path: Path):
+    tree = Installation.tree(tmp_path / "here")
+    tree.commit("ddtree")
+    (tree.state / "receipt.json").unlink()
+    tree.commit("temperature", receipt={**tree.request("temperature")["receipt"]})
+    tree.commit("pristine")
+    assert tree.is_stage("pristine")
+    lines = record_lines(tree.record.read_bytes())
+    for path, (_, told) in lines.items():
+        assert ".ddtree-patch" not in path
+        if told:
+            assert told == sha((tree.site / path).read_bytes()), path
+
+
+def test_lost_backups_are_told(tmp_path: Path):
+    tree = Installation.tree(tmp_path / "here")
+    tree.commit("ddtree")
+    assert tree.ask("inspect", paths=[])["missing_backups"] == []
+    shutil.rmtree(tree.state / "backups")
+    assert tree.ask("inspect", paths=[])["missing_backups"]

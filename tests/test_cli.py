@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -109,3 +110,19 @@ def test_as_a_program_without_a_terminal():
                           stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii() and b"\x1b" not in done.stdout and done.stderr == b""
+
+
+@pytest.mark.parametrize("option", ["--site-packages", "--venv", "--host", "--up-to"])
+def test_an_empty_value_is_refused(capfd, option):
+    code, out, err = run(capfd, "apply", "--local", option, "")
+    assert (code, out) == (2, "")
+    assert option in err
+
+
+@pytest.mark.parametrize(("redirection", "expected"), [("| head -c1", 0), (">&-", 0), ("2>&-", 0), ("> /dev/full", 1)])
+def test_a_stdout_that_takes_nothing(redirection, expected):
+    script = f'set -o pipefail; "$0" -m patcher list {redirection}'
+    done = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True, check=False,
+                          env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    assert done.returncode == expected
+    assert "Traceback" not in done.stderr
