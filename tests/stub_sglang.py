@@ -1,6 +1,6 @@
 """A stub of an SGLang server, for what a real one cannot be made to do on demand. It has no model.
 
-As a thread: `StubServer(mode="...")`. As a process: copied to a stub package `sglang`, as `sglang/launch_server.py`, and
+As a thread: `StubServer(mode="...")`. As a process: copied to a stub package `sglang` as `sglang/launch_server.py`, and
 run as `python -m sglang.launch_server --port P [--stub-mode MODE]`.
 
 Modes, told apart by what they do at temperature T > 0 unless another thing is said:

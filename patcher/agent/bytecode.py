@@ -31,8 +31,8 @@ def compiled_files(source: str, prefixes: Iterable[str]) -> list[str]:
 def snapshot(site: Site, sources: Mapping[str, str], prefixes: Iterable[str]) -> dict[str, dict]:
     """Name of each compiled file (see Site.shorten) -> its description, hash ("sha") and source's name ("source").
 
-    sources: name -> absolute path. Compiled files elsewhere (PYTHONPYCACHEPREFIX) are left out: Python makes them again,
-    and nothing is written outside the package.
+    sources: name -> absolute path. Compiled files elsewhere (PYTHONPYCACHEPREFIX) are left out: Python makes them
+    again, and nothing is written outside the package.
     """
     return {site.shorten(compiled): dict(describe(compiled), sha=hash_of(compiled), source=name)
             for name, file in sources.items() for compiled in compiled_files(file, prefixes) if site.holds(compiled)}

@@ -209,7 +209,7 @@ class Commit:
         self.entries.append(Entry(RECORD, self.site.record, sha256(data), sha256(new), meta, new))
 
     def _kept_record(self, pristine: str) -> bytes | None:
-        """RECORD as it was before the first commit; None if it is lost, or was kept of files that were patched by then."""
+        """RECORD as it was before the first commit; None if it is lost, or was kept of files patched by then."""
         try:
             data = self.site.backup(pristine)
         except Refusal:

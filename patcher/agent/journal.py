@@ -33,7 +33,7 @@ class Entry:
         self.new, self.old = os.path.join(folder, f".{name}{NEW}"), os.path.join(folder, f".{name}{OLD}")
 
     def as_dict(self) -> dict:
-        """What the journal keeps: no absolute path, so that a journal speaks of the tree it lies in, wherever that is."""
+        """What the journal keeps: no absolute path, so that it speaks of the tree it lies in, wherever that is."""
         return {"path": self.path, "before": self.before, "after": self.after, "meta": self.meta}
 
 

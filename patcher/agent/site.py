@@ -118,7 +118,7 @@ class Site:
         return os.path.join(self.state_dir, *names)
 
     def load(self, name: str) -> Any:
-        """A JSON file of the state directory, None when there is none. One that others could have written is a Refusal."""
+        """A JSON file of the state directory, None without one. One that others may have written is a Refusal."""
         data = read(self.state(name))
         if data is None:
             return None
@@ -126,7 +126,8 @@ class Site:
         for path in (self.state_dir, self.state(name)):
             info = os.stat(path)
             if info.st_uid not in owners or info.st_mode & 0o022:
-                raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it", path,
+                raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it",
+                              path,
                               f"look into it; if it is yours: chown -R {os.geteuid()} and chmod -R go-rwx it")
         try:
             value = json.loads(data)
