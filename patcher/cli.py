@@ -192,6 +192,8 @@ def _write_result(write: Callable[[], None]) -> bool:
         write()
         sys.stdout.flush()
         return True
+    except SystemExit:  # rich's answer to a closed pipe
+        return True
     except OSError as error:
         # What is left in the buffer must not fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

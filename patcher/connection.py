@@ -111,9 +111,9 @@ class LocalConnection(Connection):
             # In a session of its own: Ctrl-C is for this program, which lets a commit end; as over SSH.
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        start_new_session=True)
-        except (FileNotFoundError, PermissionError) as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
-            return Completed(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}".encode())
+            return Completed(126 if isinstance(error, PermissionError) else 127, b"", f"{argv[0]}: {error}".encode())
         streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
                           lambda: process.stderr.read1(CHUNK), on_stderr)
         streams.start(input)

@@ -89,12 +89,13 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
         raise SeriesProblem(
             "no series found", where=str(root), next_step=f"Name the directory of the series in ${ROOT_VARIABLE}."
         )
-    claims: dict[tuple[str, str], str] = {}
+    claims: dict[tuple[str, str], Path] = {}
     for series in found:
         for version in series.versions:
-            other = claims.setdefault((series.package, version), series.name)
-            if other != series.name:
-                raise _problem(f"{other} and {series.name} are both for {series.package} {version}", str(root))
+            other = claims.setdefault((series.package, version), series.directory)
+            if other != series.directory:
+                both = f"{other.name} and {series.directory.name}"
+                raise _problem(f"{both} are both for {series.package} {version}", str(root))
     return found
 
 

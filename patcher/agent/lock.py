@@ -38,7 +38,8 @@ def lock_holder(site: Site) -> dict | None:
 
 def _read_holder(path: str) -> dict:
     try:
-        return json.loads(read(path) or b"{}")
+        holder = json.loads(read(path) or b"{}")
+        return holder if isinstance(holder, dict) and {"pid", "start_ticks"} <= holder.keys() else {}
     except ValueError:
         return {}  # torn by a crash of the machine: nobody who lives wrote it
 
