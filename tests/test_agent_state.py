@@ -113,3 +113,13 @@ def test_lost_backups_are_told(tmp_path: Path):
     assert tree.ask("inspect", paths=[])["missing_backups"] == []
     shutil.rmtree(tree.state / "backups")
     assert tree.ask("inspect", paths=[])["missing_backups"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7"])
+def test_a_lock_of_another_shape_is_nobodys(tmp_path: Path, content: bytes):
+    tree = Installation.tree(tmp_path / "here")
+    tree.commit("ddtree")
+    (tree.state / "lock").write_bytes(content)
+    assert tree.ask("inspect", paths=[])["lock"] is None
+    tree.commit("pristine")
+    assert not tree.leftovers()
