@@ -1,5 +1,6 @@
 """Real servers on the CPU with the trained pair, and what they are asked."""
 
+import http.client
 import json
 import os
 import shutil
@@ -90,6 +91,19 @@ class Server(CpuServer):
         status, answers = self.ask(body, timeout=600)
         assert status == 200, answers
         return [answer["output_ids"] for answer in answers]
+
+    @contextmanager
+    def under_way(self, body: dict) -> Iterator[http.client.HTTPResponse]:
+        """A streamed /generate that has given its first token. Leaving the block hangs up."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/generate", json.dumps(body | {"stream": True}), headers)
+            response = connection.getresponse()
+            assert response.status == 200 and response.readline().startswith(b"data:")
+            yield response
+        finally:
+            connection.close()
 
     def healthy(self) -> bool:
         return self.request("GET", "/health")[0] == 200
