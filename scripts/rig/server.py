@@ -21,6 +21,8 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
     "HF_HUB_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",
+    # torch.compile would want a C++ compiler, and minutes of it.
+    "TORCHDYNAMO_DISABLE": "1",
     # The models are tiny: a second thread gains nothing, and threads of two servers would spin against each other.
     "OMP_NUM_THREADS": "1",
 }
