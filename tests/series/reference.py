@@ -18,7 +18,7 @@ KINDS = {
     "T=1": {"temperature": 1.0},
     "T=0.6": {"temperature": 0.6},
     "top_k": {"temperature": 1.0, "top_k": 4},
-    "top_k and top_p": {"temperature": 1.5, "top_k": 20, "top_p": 0.5},
+    "top_k and top_p": {"temperature": 1.3, "top_k": 20, "top_p": 0.4},
     "min_p": {"temperature": 1.0, "min_p": 0.5},
 }
 # Which prefixes are followed further; fewer draws than this of one outcome say nothing.

@@ -29,14 +29,16 @@ class Step:
     def __init__(self, params, prefix=(6, 3, 8)):
         count = len(params)
         self.prefix = list(prefix[:count])
-        logps = torch.tensor([[-0.1, -2.0, -3.0]] * (BLOCK - 1)).expand(count, -1, -1)
+        # The chain is not the first nodes of the tree: a sibling comes before its second.
+        logps = torch.tensor([[-1.0, -1.1, -9.0], [-0.2, -2.0, -3.0], [-0.05, -2.0, -3.0]]).expand(count, -1, -1)
         ids = torch.tensor([[1, 5, 6], [2, 5, 6], [3, 5, 6]]).expand(count, -1, -1)
         self.tree = build_tree(torch.full((count,), 8), logps, ids, BUDGET)
         self.logits = torch.zeros(count, N, VOCAB)
         chain = [0]
         while (child := self.tree.retrieve_next_token[0, chain[-1]].item()) != -1:
             chain.append(child)
-        self.chain = chain  # the nodes of the tokens 1, 2, 3
+        assert chain == [0, 1, 3, 4]
+        self.chain = chain  # the nodes of the root and of the tokens 1, 2, 3
         for node, token in zip(chain, (1, 2, 3, 4), strict=True):
             self.logits[:, node, token] = 50.0
         self.reqs = []

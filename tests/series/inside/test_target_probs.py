@@ -123,7 +123,8 @@ def test_ties_at_the_cut_keep_as_many_as_asked():
         assert (probs > 0).sum(-1).tolist() == [kept] * ROWS
         np.testing.assert_allclose(np.sort(probs[0].numpy()), np.sort(expected), rtol=1e-6)
     everywhere = torch.zeros(ROWS, 8)
-    for top_p, kept in ((0.3, 3), (0.49, 4), (0.9, 8)):  # a token stays while the better ones hold at most top_p
+    # A token stays while the better ones hold at most top_p.
+    for top_p, kept in ((0.25, 3), (0.3, 3), (0.49, 4), (0.5, 5), (0.9, 8)):
         probs, _ = probs_of(make_batch([{"temperature": 1.0, "top_p": top_p}], 8), everywhere)
         assert (probs > 0).sum(-1).tolist() == [kept] * ROWS
     three_best = torch.tensor([[1.0, 1, 0, 0, 1, 0, 0]] * ROWS)
