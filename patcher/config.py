@@ -121,7 +121,10 @@ class Config:
     source: Path | None
 
     def select(self, names: Iterable[str]) -> tuple[HostSettings, ...]:
-        """The hosts that `names` mean: a host of the file, a group of it, or else an address taken as it is."""
+        """The hosts that `names` mean: a host of the file by its name or address, a group, or else an address as it is.
+
+        Raises UsageProblem for an address that several hosts of the file have: they may be different installations.
+        """
         chosen: dict[str, HostSettings] = {}
         for name in names:
             if not name or name.startswith("-"):
@@ -131,6 +134,13 @@ class Config:
             members = [host for host in self.hosts.values() if host.group == name]
             if name in self.hosts:
                 members = [self.hosts[name]]
+            elif not members:
+                members = [host for host in self.hosts.values() if host.address == name]
+                if len(members) > 1:
+                    raise UsageProblem(
+                        f"{name} is the address of several hosts: {', '.join(host.name for host in members)}",
+                        where=str(self.source), next_step="give the name of the one that is meant",
+                    )
             for host in members or [dataclasses.replace(self.defaults, name=name, address=name)]:
                 chosen[host.name] = host
         return tuple(chosen.values())

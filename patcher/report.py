@@ -117,7 +117,7 @@ def _print_host(host: HostResult, console: Console, many: bool) -> None:
         _print_mappings(console, data["temperatures"])
     if data.get("checks"):
         _print_rows(console, ("check", "", "detail"), [
-            (c["name"], "pass" if c["passed"] else "FAIL", c["detail"]) for c in data["checks"]
+            (c["name"], _verdict(c), c["detail"]) for c in data["checks"]
         ])
     if data.get("lines"):
         _print_mappings(console, data["lines"])
@@ -188,3 +188,9 @@ def _short(sha256: str | None) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip("\n").split("\n"))
+
+
+def _verdict(check: Mapping[str, Any]) -> str:
+    if check.get("skipped"):
+        return "skipped"
+    return "pass" if check["passed"] else "FAIL"

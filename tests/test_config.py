@@ -140,3 +140,13 @@ def test_api_key_comes_from_the_environment_and_is_never_part_of_the_settings(tm
         endpoint.api_key()
     monkeypatch.setenv("THE_KEY", "s3cret")
     assert endpoint.api_key() == "s3cret" and "s3cret" not in repr(endpoint)
+
+
+def test_a_host_is_found_by_its_address_too(tmp_path):
+    file = tmp_path / "hosts.toml"
+    file.write_text('[hosts.gpu1]\naddress = "10.1.2.200"\nvenv = "/opt/v"\n[hosts.gpu2]\naddress = "10.1.2.201"\n')
+    (host,) = load_config(file).select(["10.1.2.200"])
+    assert (host.name, host.venv) == ("gpu1", "/opt/v")
+    file.write_text('[hosts.a]\naddress = "10.1.2.200"\n[hosts.b]\naddress = "10.1.2.200"\n')
+    with pytest.raises(UsageProblem, match="a, b"):
+        load_config(file).select(["10.1.2.200"])

@@ -166,6 +166,9 @@ class Apply:
                                           younger_than=self.commit_time)
             self.result.data["ready"] = report.as_dict()
             step.detail = f"process {report.pid} serves the patched files"
+        unused = self.serving.without_tree()
+        if unused:
+            self.result.not_done.append(unused)
         if not self.options.smoke:
             self.result.skip("smoke suite", "--no-smoke was given")
             return

@@ -126,7 +126,8 @@ class History(Look):
             for line in self.session.target.ask("history")["lines"]
         ]
         self.session.result.data["lines"] = lines
-        self.session.result.summary = f"{len(lines)} entries" if lines else "nothing was ever done here"
+        nothing = "nothing is recorded here (a revert of a tree takes its record along)"
+        self.session.result.summary = f"{len(lines)} entries" if lines else nothing
 
 
 def local_time(when: float) -> str:

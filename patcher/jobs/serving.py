@@ -20,6 +20,7 @@ from patcher.target import describe_process, redacted, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
+TREE = "DDTREE"  # the algorithm that the series adds
 
 
 class Serving:
@@ -77,6 +78,15 @@ class Serving:
         """Why the served patch is not the expected one; empty when it is."""
         served = self.identities()
         return "" if served == expected else f"the server reports {_names(served)}, not {_names(expected)}"
+
+    def without_tree(self) -> str:
+        """What to do when the server that answers does not draft trees; empty when it does, or does not say."""
+        algorithm = self.client.server_info().get("speculative_algorithm", TREE)
+        if algorithm == TREE:
+            return ""
+        running = algorithm or "without speculation"
+        return (f"drafting trees: the server runs {running}; set --speculative-algorithm {TREE}, in service.args of "
+                "hosts.toml or where its command line stands")
 
     def record_baseline(self) -> None:
         """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""

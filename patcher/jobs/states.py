@@ -28,8 +28,11 @@ def file_states(session: Session, series: Series) -> list[dict[str, Any]]:
 
 
 def shown(rows: Sequence[Mapping[str, Any]], overall: str) -> list[dict[str, Any]]:
-    """The rows for a reader: where a file fits several states, the one that all files are in is named."""
-    return [{**row, "state": overall if overall in row["states"] else row["state"]} for row in rows]
+    """The rows for a reader: where a file fits several states, the one that all files are in is named, else the last.
+
+    The last: with one file edited, the others of a patched tree are still told to be at its stage.
+    """
+    return [{**row, "state": overall if overall in row["states"] else [UNKNOWN, *row["states"]][-1]} for row in rows]
 
 
 def overall_state(rows: Sequence[Mapping[str, Any]], series: Series) -> str:
