@@ -2,7 +2,7 @@
 
 import pytest
 from reference import TOKENS, ask_long, ask_stops
-from serving import PROMPTS, Server, running
+from serving import PROMPTS, Server, running, token_ids
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
@@ -69,3 +69,12 @@ def test_nothing_is_lost_afterwards(shape, servers):
     assert servers[shape].healthy()
     assert servers[shape].request("POST", "/flush_cache")[0] == 200
     assert servers[shape].healthy() and "leak" not in servers[shape].log.read_text()
+
+
+@pytest.mark.parametrize("refused", [{"min_new_tokens": 3}, {"repetition_penalty": 1.3}], ids=str)
+def test_a_refusal_harms_no_server_without_a_tokenizer(refused, servers):
+    server = servers[next(iter(SHAPES))]
+    body = {"input_ids": token_ids(b"import os\n"), "sampling_params": {"max_new_tokens": 8, **refused}}
+    status, answer = server.ask(body)
+    assert status == 400 and next(iter(refused)) in str(answer)
+    assert server.healthy()

@@ -10,7 +10,11 @@ from sglang.srt.managers.scheduler import validate_dflash_request
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import ddtree_identity
-from sglang.srt.speculative.ddtree_args import reserved_tokens_per_step, validate_ddtree_request
+from sglang.srt.speculative.ddtree_args import (
+    refuse_ddtree_request,
+    reserved_tokens_per_step,
+    validate_ddtree_request,
+)
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 MODELS = Path(__file__).parents[2] / "models/tiny-b8"
@@ -180,6 +184,17 @@ def test_requests_that_are_served(params):
 def test_requests_that_a_tree_cannot_serve_exactly_are_refused_by_name(request_with, named):
     reason = validate_ddtree_request(make_request(**request_with))
     assert named in reason and reason.startswith("DDTREE") and reason.endswith(".")
+
+
+def test_what_was_refused_does_not_run_in_the_prefill_of_a_refused_request():
+    request = make_request(processor="a processor", repetition_penalty=1.2, min_new_tokens=3, temperature=0.7)
+    assert refuse_ddtree_request(request) is not None
+    params = request.sampling_params
+    assert (params.repetition_penalty, params.min_new_tokens, params.top_k) == (1.0, 0, 1)
+    assert params.stop_strs == [] and request.custom_logit_processor is None
+    served = make_request(temperature=0.7, top_p=0.9)
+    kept = served.sampling_params
+    assert refuse_ddtree_request(served) is None and served.sampling_params is kept
 
 
 @pytest.mark.parametrize(
