@@ -203,7 +203,9 @@ def test_an_interrupt_while_waiting_exits_130_and_the_next_apply_goes_on(stub_ho
     config = stub_host.configure("local", args={"--stub-start-s": "5"})
     program = [sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "apply", "--local",
                "--config", str(config)]
-    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # What started these tests may ignore SIGINT, as a shell does for what it runs in the background; it is inherited.
+    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     for line in run.stderr:
         if "waiting for the server to listen" in line:
             run.send_signal(signal.SIGINT)
