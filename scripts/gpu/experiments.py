@@ -4,9 +4,7 @@ The pair is byte-level (token id = byte + 4, 1 begins), so prompts are slices of
 """
 
 import collections
-import http.client
 import itertools
-import json
 import math
 import os
 import platform
@@ -100,16 +98,9 @@ def greedy(ports: dict[str, int], plain: str, count: int = 100, tokens: int = 25
 def _margin(plain_port: int, prompt: list[int], one: list[int], other: list[int]) -> float:
     """Difference of the two best log-probabilities that plain decoding sees where the two texts part."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    connection = http.client.HTTPConnection("127.0.0.1", plain_port, timeout=120)
-    body = {
-        "input_ids": prompt + one[:at],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
-        "return_logprob": True,
-        "top_logprobs_num": 2,
-    }
-    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
-    best = json.loads(connection.getresponse().read())["meta_info"]["output_top_logprobs"][0]
-    connection.close()
+    asked = {"temperature": 0, "max_new_tokens": 1}
+    (answer,) = generate(plain_port, prompt + one[:at], asked, return_logprob=True, top_logprobs_num=2)
+    best = answer["meta_info"]["output_top_logprobs"][0]
     return float(best[0][0] - best[1][0])
 
 

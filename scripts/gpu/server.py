@@ -98,11 +98,11 @@ class GpuServer:
                 continue
 
 
-def generate(port: int, input_ids: list, params: dict | list, timeout: float = 300.0) -> list[dict]:
-    """POST /generate with one prompt or many; raises RuntimeError unless the answer is 200."""
+def generate(port: int, input_ids: list, params: dict | list, timeout: float = 300.0, **more: object) -> list[dict]:
+    """POST /generate with one prompt or many, and `more` keys of the body; raises RuntimeError unless it is a 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        body = json.dumps({"input_ids": input_ids, "sampling_params": params})
+        body = json.dumps({"input_ids": input_ids, "sampling_params": params, **more})
         connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         data = answer.read()
@@ -112,16 +112,3 @@ def generate(port: int, input_ids: list, params: dict | list, timeout: float = 3
         raise RuntimeError(f"port {port}: HTTP {answer.status}: {data[:500]!r}")
     result = json.loads(data)
     return result if isinstance(result, list) else [result]
-
-
-def get(port: int, path: str) -> dict:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        data = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"port {port}: {path}: HTTP {answer.status}")
-    return json.loads(data) if data else {}
