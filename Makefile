@@ -1,12 +1,16 @@
 # Everything is installed into .venv and into $DDTREE_PATCH_CACHE (default ~/.cache/ddtree-patch); see README.md.
-.PHONY: test demo smoke-test lint setup rig clean
+.PHONY: test test-long demo smoke-test lint setup rig clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
 test: rig
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu and not long"
+
+# What takes too long for every commit: the whole fault matrix, long fuzzing, many hosts.
+test-long: rig
+	$(BIN)/pytest -m "long and not gpu"
 
 demo: rig
 	$(BIN)/python -m scripts.demo
