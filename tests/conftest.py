@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import Said, run_tool
+from stub_host import StubHost
 
 from scripts.rig import target
 from scripts.rig.server import CpuServer
@@ -75,3 +77,21 @@ def cpu_server(tmp_path: Path) -> Iterator[Callable[..., CpuServer]]:
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture
+def tool(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """`tool("apply", "--local", ...)` runs the command line in this process and gives a Said."""
+    return lambda *args: run_tool(capfd, *args)
+
+
+@pytest.fixture
+def stub_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHost]:
+    """A stub installation with its series as the catalogue; every process that runs from it is ended."""
+    home = tmp_path / "target"
+    home.mkdir()
+    host = StubHost(home)
+    monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(host.series_root))
+    monkeypatch.chdir(tmp_path)
+    yield host
+    host.stop()

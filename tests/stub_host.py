@@ -59,7 +59,7 @@ class StubHost:
         self.venv = home / "venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.venv)], check=True)
         self.site_packages = next((self.venv / "lib").glob("python3*")) / "site-packages"
-        stub = (Path(__file__).parent.parent / "stub_sglang.py").read_bytes()
+        stub = Path(__file__).with_name("stub_sglang.py").read_bytes()
         make_package(self.site_packages, {
             **PRISTINE, "sglang/launch_server.py": LAUNCH_SERVER, "sglang/stub_sglang.py": stub})
         self.series_root = home / "series"
