@@ -1,0 +1,199 @@
+"""One run on a GPU host: its environments, the servers that its experiments share, and what they found, as JSON."""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from scripts.gpu.server import GpuServer, ServerDied
+from scripts.rig.server import ENVIRONMENT as CPU_ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "tests" / "models" / "tiny-b8"
+DRAFT = ["--speculative-draft-model-path", str(PAIR / "draft")]
+DFLASH = ["--speculative-algorithm", "DFLASH", *DRAFT]
+REQUESTS = 64  # at most in a batch
+SMALL = [
+    *("--mem-fraction-static", "0.04", "--context-length", "2048", "--max-total-tokens", "65536"),
+    *("--max-running-requests", str(REQUESTS), "--cuda-graph-max-bs", str(REQUESTS), "--sleep-on-idle"),
+]
+# A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
+ON_CPU = [
+    *("--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.1"),
+    *("--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"),
+]
+
+
+def tree(budget: int, topk: int) -> list[str]:
+    """Arguments of a DDTREE server."""
+    numbers = ["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk", str(topk)]
+    return ["--speculative-algorithm", "DDTREE", *numbers, *DRAFT]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A server of the trained pair. `venv`: "stock", "patched", or "follow" (patched, the sampling op hidden)."""
+
+    venv: str
+    args: list[str]
+
+
+SERVERS = {
+    "plain": Wanted("stock", []),
+    "dflash-stock": Wanted("stock", DFLASH),
+    "dflash": Wanted("patched", DFLASH),
+    "chain": Wanted("patched", tree(7, 1)),  # the pair's block is 8
+    "tree": Wanted("patched", tree(32, 8)),
+    "tree-follow": Wanted("follow", tree(32, 8)),
+    "tree-loose": Wanted("patched", [*tree(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
+    "b15k4": Wanted("patched", tree(15, 4)),
+    "b63k8": Wanted("patched", tree(63, 8)),
+}
+
+
+class Run:
+    """Attributes: args (the command line's), rehearsal, servers {name: its replicas that run}, failed (steps)."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.rehearsal: bool = args.rehearsal
+        self.servers: dict[str, list[GpuServer]] = {}
+        self.next_port = args.first_port
+        self.failed: list[str] = []  # steps that raised
+
+    def python(self, venv: str) -> Path:
+        """The interpreter of "stock", "patched" or "follow"."""
+        folders = {"stock": self.args.stock, "patched": self.args.venv, "follow": self.args.work / "follow"}
+        if venv == "follow":
+            _hide_op(self.args.venv, folders["follow"])
+        return folders[venv].absolute() / "bin" / "python"
+
+    def count(self, full: int, rehearsal: int) -> int:
+        """How many of something: all that is needed, or what a CPU can do in a rehearsal."""
+        return rehearsal if self.rehearsal else full
+
+    def start(
+        self, name: str, python: Path, target: Path, args: list[str], env: dict[str, str] | None = None
+    ) -> GpuServer:
+        """Start one server and return at once; `stop_all` ends it."""
+        self.next_port += 10
+        env = dict(env or {})
+        if self.rehearsal:
+            env |= CPU_ENVIRONMENT
+            plain = "--speculative-algorithm" not in args
+            args = [*args, *ON_CPU, *(["--attention-backend", "torch_native"] if plain else [])]
+        replicas = self.servers.setdefault(name, [])
+        log = self.args.work.absolute() / f"{name}-{len(replicas)}.log"
+        server = GpuServer(name, python, self.next_port, log, target, args, env)
+        replicas.append(server)
+        return server.start()
+
+    def start_pair(self, names: Iterable[str], deadline: float = 420) -> None:
+        """Start servers of SERVERS together, as far as they do not run yet; raises what `wait_ready` raises."""
+        began = time.monotonic()
+        fresh = [name for name in dict.fromkeys(names) if name not in self.servers]
+        for name in fresh:
+            wanted = SERVERS[name]
+            python = self.python(wanted.venv)
+            for _ in range(self.args.replicas if name in ("plain", "tree", "tree-follow") else 1):
+                self.start(name, python, PAIR / "target", [*SMALL, *wanted.args])
+        for name in fresh:
+            for server in self.servers[name]:
+                try:
+                    server.wait_ready(deadline)
+                except (ServerDied, TimeoutError) as error:
+                    print(f"  {name}: {error}", flush=True)
+                    self.stop(name)  # an experiment that needs it says that it is missing
+                    break
+        print(f"  {len(fresh)} servers: {time.monotonic() - began:.0f} s", flush=True)
+
+    def ports(self, *names: str) -> dict[str, list[int]]:
+        """{name: ports of its replicas}; raises RuntimeError if one of them does not run."""
+        missing = [name for name in names if name not in self.servers]
+        if missing:
+            raise RuntimeError(f"servers that did not start: {', '.join(missing)}")
+        return {name: [server.port for server in self.servers[name]] for name in names}
+
+    def stop(self, name: str) -> None:
+        for server in self.servers.pop(name, []):
+            server.stop()
+
+    def stop_all(self) -> None:
+        for name in list(self.servers):
+            self.stop(name)
+
+    def steps(self, experiment: str, found: dict, steps: dict[str, Callable[[], object]]) -> dict:
+        """Run the steps, put what each gives into `found`, and write after each: what was measured before a failure
+        stays worth having. A step that fails is recorded, and the next one runs."""
+        for name, step in steps.items():
+            began = time.monotonic()
+            try:
+                found[name] = step()
+            except Exception:
+                self.failed.append(f"{experiment}: {name}")
+                found[name] = {"failed": traceback.format_exc()[-3000:]}
+                traceback.print_exc()
+            print(f"  {name}: {time.monotonic() - began:.0f} s", flush=True)
+            self.write(experiment, found)
+        return found
+
+    def write(self, name: str, found: dict) -> None:
+        document = {
+            "experiment": name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "rehearsal": self.rehearsal,
+            "host": host(self.python("patched")),
+            "command": "python3 -m scripts.gpu.run " + " ".join(sys.argv[1:]),
+            "result": found,
+        }
+        text = json.dumps(document, indent=1).replace(f"{ROOT}/", "")
+        (self.args.out / f"{name}.json").write_text(text + "\n")
+
+
+def _hide_op(venv: Path, follow: Path) -> None:
+    """A copy of the patched environment whose SGLang finds no sampling op: it decides by sample-and-follow."""
+    if follow.exists():
+        return
+    subprocess.run(["cp", "-a", venv, follow], check=True)
+    utils = next(follow.glob("lib/python3*/site-packages/sglang/srt/speculative/dflash_utils.py"))
+    text = utils.read_text()
+    hidden = text.replace("_DFLASH_SAMPLING_VERIFY_AVAILABLE = True", "_DFLASH_SAMPLING_VERIFY_AVAILABLE = False")
+    if hidden == text:
+        raise RuntimeError("the op could not be hidden: its flag was not found")
+    utils.unlink()  # the copy may share files with the original
+    utils.write_text(hidden)
+
+
+@functools.cache
+def host(python: Path) -> dict:
+    """What an experiment ran on. `python`: the patched environment's interpreter."""
+    gpus = ""
+    if Path("/proc/driver/nvidia").exists():
+        gpus = _output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    code = (
+        "import json, importlib.metadata as m\n"
+        "names = 'torch', 'triton', 'sglang', 'sglang-kernel', 'flashinfer-python', 'transformers'\n"
+        "have = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}\n"
+        "print(json.dumps({n: have.get(n) for n in names}))"
+    )
+    return {
+        "gpus": [line for line in gpus.strip().split("\n") if line],
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "versions": json.loads(_output([str(python), "-c", code])),
+        "client": {name: metadata.version(name) for name in ("scipy", "numpy")},
+    }
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
