@@ -40,8 +40,23 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         click.option("--site-packages", type=Given(), metavar="DIR", help="A tree without interpreter: files only."),
         click.option("--venv", type=Given(), metavar="PATH", help="The venv; without it, the serving process's own."),
         click.option("--local", is_flag=True, help="This machine."),
+        click.option("--limit", type=Given(), multiple=True, metavar="PATTERN",
+                     help="Of the chosen hosts only those whose name or group fits, `gpu*` say. May be given several "
+                          "times."),
         click.option("--host", "hosts", type=Given(), multiple=True, metavar="NAME|ADDRESS",
                      help="A host or group of hosts.toml, or an address. May be given several times."),
+    ):
+        command = option(command)
+    return command
+
+
+def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """The options of commands that change hosts."""
+    for option in (
+        click.option("--keep-going", is_flag=True, help="Change the good hosts although others have no plan or fail."),
+        click.option("--all-at-once", is_flag=True, help="All hosts at the same time, none of them first."),
+        click.option("--batch", type=click.IntRange(min=1), metavar="N",
+                     help="After the first host, N at a time (a multi-node server counts as one); default all."),
     ):
         command = option(command)
     return command
@@ -81,7 +96,7 @@ def diff(**options: Any) -> Outcome:
 @click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
-@click.option("--keep-going", is_flag=True, help="Apply to the good hosts even when another has no plan.")
+@in_waves
 def apply(**options: Any) -> Outcome:
     """Patch, restart, wait until ready, check, and keep it; or put everything back."""
     return commands.apply(**options)
@@ -105,6 +120,7 @@ def status(**options: Any) -> Outcome:
 @common
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
+@in_waves
 def revert(**options: Any) -> Outcome:
     """Put every file back as it was, and restart the server as it was."""
     return commands.revert(**options)
@@ -112,6 +128,7 @@ def revert(**options: Any) -> Outcome:
 
 @cli.command()
 @common
+@in_waves
 def restart(**options: Any) -> Outcome:
     """Restart the server and wait until it is ready."""
     return commands.restart(**options)

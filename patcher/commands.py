@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patcher.config import HostSettings, load_config
 from patcher.connection import Connection
-from patcher.deploy import Job, run_on_hosts
+from patcher.deploy import TOGETHER, Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
 from patcher.jobs.apply import Apply, ApplyOptions
 from patcher.jobs.doctor import Doctor
@@ -23,6 +23,7 @@ from patcher.report import console_for
 from patcher.result import HostResult, Outcome
 from patcher.series import catalogue
 from patcher.suite import load_suite
+from patcher.team import Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +31,18 @@ class Selection:
     """The options that every command has: which hosts, and which installation on them."""
 
     hosts: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
     local: bool = False
     venv: str | None = None
     site_packages: str | None = None
     config: Path | None = None
     as_json: bool = False
 
-    def chosen(self) -> tuple[HostSettings, ...]:
-        """The hosts. A venv or tree without a host is one of this machine. Raises UsageProblem when there is none."""
+    def chosen(self, changes: bool = False) -> tuple[HostSettings, ...]:
+        """The hosts. A venv or tree without a host is one of this machine. Raises UsageProblem when there is none.
+
+        `changes`: they are to be changed, so that a multi-node server must be chosen whole.
+        """
         if self.venv and self.site_packages:
             raise UsageProblem("--venv and --site-packages exclude each other", next_step="give one of them")
         config = load_config(self.config)
@@ -47,21 +52,31 @@ class Selection:
             known = ", ".join(config.hosts) or "none"
             raise UsageProblem("no host was given", where=str(config.source or "no hosts.toml"),
                                next_step=f"give --host NAME|ADDRESS or --local (hosts in the file: {known})")
+        hosts = config.limit(hosts, self.limit)
+        if changes:
+            config.whole(hosts)
         if self.venv:
             hosts = tuple(dataclasses.replace(host, venv=self.venv, site_packages="") for host in hosts)
         if self.site_packages:
             hosts = tuple(dataclasses.replace(host, site_packages=self.site_packages, venv="") for host in hosts)
         return hosts
 
-    def run(self, command: str, job: Callable[[Session], Job], keep_going: bool = False) -> Outcome:
-        """The command's job on each host. The catalogue is loaded, and checked, before any connection is made."""
-        hosts = self.chosen()
-        series = catalogue()
+    def look(self, command: str, job: Callable[[Session], Job]) -> Outcome:
+        """A job that only reads, on every host that can be reached."""
+        return self._run(command, job, self.chosen(), Rollout(keep_going=True))
 
-        def make(host: HostSettings, connection: Connection, result: HostResult) -> Job:
-            return job(Session(host, connection, result, series))
+    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout = TOGETHER) -> Outcome:
+        """A job that changes hosts, wave by wave."""
+        return self._run(command, job, self.chosen(changes=True), rollout)
 
-        return run_on_hosts(command, hosts, make, Progress(console_for(sys.stderr)), keep_going)
+    def _run(self, command: str, job: Callable[[Session], Job], hosts: Sequence[HostSettings],
+             rollout: Rollout) -> Outcome:
+        series = catalogue()  # loaded, and checked, before any connection is made
+
+        def make(host: HostSettings, connection: Connection, result: HostResult, node: Node) -> Job:
+            return job(Session(host, connection, result, series, node))
+
+        return run_on_hosts(command, hosts, make, Progress(console_for(sys.stderr)), rollout)
 
 
 def list_series(**selection: object) -> Outcome:
@@ -69,44 +84,53 @@ def list_series(**selection: object) -> Outcome:
     data = {"series": [describe_series(series) for series in catalogue()]}
     if not (chosen.hosts or chosen.local or chosen.venv or chosen.site_packages):
         return Outcome("list", data=data)
-    return dataclasses.replace(chosen.run("list", List), data=data)
+    return dataclasses.replace(chosen.look("list", List), data=data)
 
 
 def doctor(**selection: object) -> Outcome:
-    return Selection(**selection).run("doctor", Doctor, keep_going=True)
+    return Selection(**selection).look("doctor", Doctor)
 
 
 def diff(*, up_to: str | None, **selection: object) -> Outcome:
-    return Selection(**selection).run("diff", lambda session: Diff(session, up_to or ""), keep_going=True)
+    return Selection(**selection).look("diff", lambda session: Diff(session, up_to or ""))
 
 
-def apply(*, dry_run: bool, up_to: str | None, no_restart: bool, no_smoke: bool, keep_going: bool,
-          **selection: object) -> Outcome:
+def apply(*, dry_run: bool, up_to: str | None, no_restart: bool, no_smoke: bool, batch: int | None, all_at_once: bool,
+          keep_going: bool, **selection: object) -> Outcome:
     options = ApplyOptions(dry_run=dry_run, up_to=up_to or "", restart=not no_restart, smoke=not no_smoke)
-    return Selection(**selection).run("apply", lambda session: Apply(session, options), keep_going)
+    return Selection(**selection).change("apply", lambda session: Apply(session, options),
+                                         _rollout(batch, all_at_once, keep_going))
 
 
 def verify(**selection: object) -> Outcome:
-    return Selection(**selection).run("verify", Verify, keep_going=True)
+    return Selection(**selection).look("verify", Verify)
 
 
 def status(**selection: object) -> Outcome:
-    return Selection(**selection).run("status", Status, keep_going=True)
+    return Selection(**selection).look("status", Status)
 
 
-def revert(*, dry_run: bool, no_restart: bool, **selection: object) -> Outcome:
+def revert(*, dry_run: bool, no_restart: bool, batch: int | None, all_at_once: bool, keep_going: bool,
+           **selection: object) -> Outcome:
     options = RevertOptions(dry_run=dry_run, restart=not no_restart)
-    return Selection(**selection).run("revert", lambda session: Revert(session, options))
+    return Selection(**selection).change("revert", lambda session: Revert(session, options),
+                                         _rollout(batch, all_at_once, keep_going))
 
 
-def restart(**selection: object) -> Outcome:
-    return Selection(**selection).run("restart", Restart)
+def restart(*, batch: int | None, all_at_once: bool, keep_going: bool, **selection: object) -> Outcome:
+    return Selection(**selection).change("restart", Restart, _rollout(batch, all_at_once, keep_going))
 
 
 def smoke_test(*, suite: str | None, **selection: object) -> Outcome:
     named = load_suite(suite) if suite else None
-    return Selection(**selection).run("smoke-test", lambda session: SmokeTest(session, named), keep_going=True)
+    return Selection(**selection).look("smoke-test", lambda session: SmokeTest(session, named))
 
 
 def history(**selection: object) -> Outcome:
-    return Selection(**selection).run("history", History, keep_going=True)
+    return Selection(**selection).look("history", History)
+
+
+def _rollout(batch: int | None, all_at_once: bool, keep_going: bool) -> Rollout:
+    if batch and all_at_once:
+        raise UsageProblem("--batch and --all-at-once exclude each other", next_step="give one of them")
+    return Rollout(canary=not all_at_once, batch=batch or 0, keep_going=keep_going)

@@ -8,9 +8,10 @@ needs no entry at all: an address that is not in the file is a host by itself, a
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,11 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """One host. `address` is what ssh is asked for (a name from ssh_config, or an address)."""
+    """One host. `address` is what ssh is asked for (a name from ssh_config, or an address).
+
+    Hosts that name the same `server` are the nodes of one multi-node SGLang server. `head` is not in the file: it is
+    the host of the server's node rank 0, the first one of the file, which answers requests; the host itself otherwise.
+    """
 
     name: str
     address: str = ""
@@ -105,11 +110,18 @@ class HostSettings:
     site_packages: str = ""
     sudo: bool = False
     group: str = ""
+    server: str = ""
+    head: str = field(default="", metadata={"derived": True})
     service: ServiceSettings = ServiceSettings()
     endpoint: EndpointSettings = EndpointSettings()
     ready: ReadySettings = ReadySettings()
     smoke: SmokeSettings = SmokeSettings()
     kernels: KernelSettings = KernelSettings()
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests are answered here: by every server of one host, and by the head of a multi-node server."""
+        return self.head in ("", self.name)
 
 
 @dataclass(frozen=True)
@@ -145,10 +157,36 @@ class Config:
                 chosen[host.name] = host
         return tuple(chosen.values())
 
+    def whole(self, hosts: Iterable[HostSettings]) -> None:
+        """Raise UsageProblem when some nodes of a multi-node server are among `hosts`, and others are not."""
+        chosen = {host.name for host in hosts}
+        for host in self.hosts.values():
+            present = sorted(h.name for h in self.hosts.values() if h.server == host.server and h.name in chosen)
+            if host.server and present and host.name not in chosen:
+                raise UsageProblem(
+                    f"{host.name} is a node of server {host.server}, as {', '.join(present)}, and was not chosen",
+                    where=str(self.source), next_step="choose all nodes of a server: they can only be changed together",
+                )
+
+    def limit(self, hosts: Sequence[HostSettings], patterns: Sequence[str]) -> tuple[HostSettings, ...]:
+        """Those of `hosts` whose name or group fits a pattern (`*` and `?` as in a shell); all without a pattern.
+
+        Raises UsageProblem for a pattern that fits none of them.
+        """
+        for pattern in patterns:
+            if not any(_fits(host, pattern) for host in hosts):
+                raise UsageProblem(f"{pattern!r} fits none of the chosen hosts", where="--limit",
+                                   next_step=f"chosen are: {', '.join(host.name for host in hosts)}")
+        return tuple(h for h in hosts if not patterns or any(_fits(h, pattern) for pattern in patterns))
+
     def local(self) -> HostSettings:
         """This machine: the host called `local` where the file has one, else the defaults."""
         host = self.hosts.get(LOCAL_NAME, dataclasses.replace(self.defaults, name=LOCAL_NAME))
         return dataclasses.replace(host, local=True)
+
+
+def _fits(host: HostSettings, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (host.name, host.group) if name)
 
 
 def load_config(explicit: Path | None = None) -> Config:
@@ -180,7 +218,7 @@ def _read(path: Path) -> Config:
         if key not in ("defaults", "hosts"):
             raise _refuse(path, key, "unknown table; the file has [defaults] and [hosts.NAME]")
     shared = _table(document.get("defaults", {}), "defaults", path)
-    for key in ("name", "address", "local", "group"):
+    for key in ("name", "address", "local", "group", "server"):
         if key in shared:
             raise _refuse(path, f"defaults.{key}", "this key belongs to one host, not to the defaults")
     defaults = _build(HostSettings, {"name": ""} | shared, "defaults", path)
@@ -192,9 +230,16 @@ def _read(path: Path) -> Config:
             raise _refuse(path, f"{where}.name", "unknown key; the host's name is the name of its table")
         host = _build(HostSettings, {"name": name} | _merge(shared, entry), where, path)
         hosts[name] = host if host.local or host.address else dataclasses.replace(host, address=name)
+    heads: dict[str, str] = {}
     for host in hosts.values():
         if host.group in hosts:
             raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a host already")
+        if host.server:
+            heads.setdefault(host.server, host.name)
+            hosts[host.name] = dataclasses.replace(host, head=heads[host.server])
+        if host.server and host.service.kind == "command" and not (host.service.stop and host.service.start):
+            raise _refuse(path, f"hosts.{host.name}.service", "a node of a multi-node server needs stop and start: all "
+                          "nodes are stopped before one is started")
         if host.venv and host.site_packages:
             raise _refuse(path, f"hosts.{host.name}", "venv and site_packages exclude each other")
     return Config(hosts=hosts, defaults=defaults, source=path)
@@ -212,7 +257,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build(cls: type, table: Mapping[str, Any], where: str, path: Path) -> Any:
     """An instance of the dataclass `cls` from a TOML table; refuses what is not a field of it, or of another type."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls) if not f.metadata.get("derived")}
     values = {}
     for key, value in table.items():
         name = f"{where}.{key}"

@@ -1,20 +1,25 @@
-"""One command over its hosts, in parallel: every host is prepared before any is changed."""
+"""One command over its hosts: every host is prepared before any is changed, and they are changed wave by wave.
+
+The hosts of one multi-node server are a unit: prepared, changed and put back together.
+"""
 
 from __future__ import annotations
 
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Protocol
 
 from patcher import __version__
 from patcher.config import HostSettings
 from patcher.connection import Connection, connect
-from patcher.errors import DdtreePatchError, Interrupted, MixedOutcome
+from patcher.errors import DdtreePatchError, Interrupted, NotTouched
 from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
+from patcher.team import Node, Team
 
 _PATIENCE = 30.0  # seconds that an interrupted job gets to reach its next step before its connection is closed
 
@@ -27,17 +32,46 @@ class Job(Protocol):
     def execute(self) -> None: ...
 
 
-MakeJob = Callable[[HostSettings, Connection, HostResult], Job]
+MakeJob = Callable[[HostSettings, Connection, HostResult, Node], Job]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """In which order hosts are changed.
+
+    Attributes:
+        canary: one unit (a host, or all hosts of a multi-node server) goes first, alone.
+        batch: how many units are changed at a time after that; 0 for all that are left.
+        keep_going: change the good hosts although others could not be prepared or failed.
+    """
+
+    canary: bool = False
+    batch: int = 0
+    keep_going: bool = False
+
+    def waves(self, units: Sequence[Sequence[_Lane]]) -> Iterator[list[_Lane]]:
+        """The lanes of each wave."""
+        left = list(units)
+        first = 1 if self.canary and len(left) > 1 else 0
+        while left:
+            size = first or self.batch or len(left)
+            yield [lane for unit in left[:size] for lane in unit]
+            left, first = left[size:], 0
+
+
+TOGETHER = Rollout()
 
 
 def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress,
-                 keep_going: bool = False) -> Outcome:
+                 rollout: Rollout = TOGETHER) -> Outcome:
     """Run a job on each host and give the outcome; failures are in the hosts' results, and are not raised.
 
-    When one host cannot be prepared, none is executed, unless `keep_going`. After a KeyboardInterrupt each job stops
-    before its next step, and what has not ended by then is Interrupted.
+    When one host cannot be prepared, none is executed, and after a wave with a failure no other begins, unless
+    `rollout.keep_going`. After a KeyboardInterrupt each job stops before its next step, and what has not ended by then
+    is Interrupted.
     """
-    lanes = [_Lane(host, make_job, HostResult(host.name, tell=progress.for_host(host.name))) for host in hosts]
+    units = _units(hosts, make_job, progress)
+    lanes = [lane for unit in units for lane in unit]
     with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
         running: list[Future[None]] = []
 
@@ -47,13 +81,7 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
 
         try:
             each(lanes, _Lane.prepare)
-            unprepared = [lane.result.host for lane in lanes if lane.result.error]
-            ready = [lane for lane in lanes if not lane.result.error]
-            if unprepared and not keep_going:
-                for lane in ready:
-                    lane.leave(f"{', '.join(unprepared)} could not be prepared")
-            else:
-                each(ready, _Lane.execute)
+            _roll_out(units, rollout, lambda wave: each(wave, _Lane.execute))
         except KeyboardInterrupt:
             progress.cancel()
             wait(running, timeout=_PATIENCE)
@@ -62,14 +90,56 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
         finally:
             for lane in lanes:
                 lane.close()
-    return Outcome(command, tuple(lane.result for lane in lanes))
+    return Outcome(command, tuple(lane.result for lane in _in_order(lanes, hosts)))
+
+
+def _units(hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress) -> list[list[_Lane]]:
+    """The lanes of the hosts, those of one server together."""
+    servers: dict[str, list[HostSettings]] = {}
+    for host in hosts:
+        servers.setdefault(f"server {host.server}" if host.server else f"host {host.name}", []).append(host)
+    units = []
+    for members in servers.values():
+        nodes = Team([host.name for host in members]).nodes()
+        units.append([_Lane(host, make_job, HostResult(host.name, tell=progress.for_host(host.name)), nodes[host.name])
+                      for host in members])
+    return units
+
+
+def _roll_out(units: Sequence[Sequence[_Lane]], rollout: Rollout, execute: Callable[[Sequence[_Lane]], None]) -> None:
+    """Execute the units that are prepared, wave by wave; the others, and those after a failure, are left."""
+    unprepared = _failed(lane for unit in units for lane in unit)
+    ready = [unit for unit in units if not _failed(unit)]
+    for unit in units:
+        for lane in unit:
+            if unit not in ready or (unprepared and not rollout.keep_going):
+                lane.leave(f"{', '.join(_failed(unit) or unprepared)} could not be prepared")
+    if unprepared and not rollout.keep_going:
+        return
+    failed: list[str] = []
+    for wave in rollout.waves(ready):
+        if failed and not rollout.keep_going:
+            for lane in wave:
+                lane.leave(f"{', '.join(failed)} failed before")
+        else:
+            execute(wave)
+            failed += _failed(wave)
+
+
+def _failed(lanes: Iterator[_Lane] | Sequence[_Lane]) -> list[str]:
+    return [lane.result.host for lane in lanes if lane.result.error]
+
+
+def _in_order(lanes: Sequence[_Lane], hosts: Sequence[HostSettings]) -> list[_Lane]:
+    by_name = {lane.host.name: lane for lane in lanes}
+    return [by_name[host.name] for host in hosts]
 
 
 class _Lane:
     """One host: its connection, job and result."""
 
-    def __init__(self, host: HostSettings, make_job: MakeJob, result: HostResult) -> None:
-        self.host, self.make_job, self.result = host, make_job, result
+    def __init__(self, host: HostSettings, make_job: MakeJob, result: HostResult, node: Node) -> None:
+        self.host, self.make_job, self.result, self.node = host, make_job, result, node
         self.connection: Connection | None = None
         self.job: Job | None = None
         self.ended = False
@@ -79,18 +149,21 @@ class _Lane:
 
     def _prepare(self) -> None:
         self.connection = connect(self.host)
-        job = self.make_job(self.host, self.connection, self.result)
+        job = self.make_job(self.host, self.connection, self.result, self.node)
         job.prepare()
         self.job = job
 
     def execute(self) -> None:
         self._guard(self.job.execute)
+        self.node.leave(self.result.error)
         self.ended = True
 
     def leave(self, why: str) -> None:
-        self.result.summary = "not touched"
-        self.result.error = MixedOutcome(f"not touched, because {why}", where=self.result.host,
-                                         next_step="solve that first, leave that host out, or give --keep-going")
+        """Not to be touched; a host with an error of its own keeps that."""
+        if self.result.error is None:
+            self.result.summary = "not touched"
+            self.result.error = NotTouched(f"not touched, because {why}", where=self.result.host,
+                                           next_step="solve that first, leave that host out, or give --keep-going")
 
     def interrupt(self) -> None:
         if not self.ended and self.result.error is None:

@@ -129,6 +129,10 @@ class MixedOutcome(DdtreePatchError):
     exit_code = 10
 
 
+class NotTouched(MixedOutcome):
+    """This host was left as it was, because of another one."""
+
+
 class Interrupted(DdtreePatchError):
     """The operator stopped the command. The hosts are consistent."""
 

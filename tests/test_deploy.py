@@ -59,7 +59,8 @@ def run(*names, keep_going=False, job=FakeJob):
     log = []
     progress = Progress(console_for(io.StringIO()))
     hosts = [HostSettings(name) for name in names]
-    outcome = deploy.run_on_hosts("apply", hosts, lambda h, c, r: job(h, c, r, log), progress, keep_going)
+    outcome = deploy.run_on_hosts("apply", hosts, lambda h, c, r, node: job(h, c, r, log), progress,
+                                  deploy.Rollout(keep_going=keep_going))
     return outcome, log
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patcher.client import ServerProblem
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.jobs.commit import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
-from patcher.jobs.rollback import ServerBefore, roll_back
+from patcher.jobs.rollback import ServerBefore, roll_back, undo_files
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session, stage_named
 from patcher.plan import make_plan
-from patcher.result import WARNING
+from patcher.result import SKIPPED, WARNING
 from patcher.services.flags import apply_flags
 from patcher.target import refuse_other_copy
+from patcher.team import NodeFailed
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Apply:
             self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
             return
         try:
-            if self.plan.is_noop:
+            if all(self.session.node.share(self.plan.is_noop).values()):
                 self._already()
             else:
                 self._change()
@@ -89,11 +91,12 @@ class Apply:
             server = self.serving.service.live()
             why = "no server is running" if server is None else self._why_restart(server)
             step.detail = why or f"process {server['pid']} runs the patched files"
-        if server is None and self.serving.service.kind == "process":
+        found = self.session.node.share((server is None and self.serving.service.kind == "process", why)).values()
+        if any(absent for absent, _ in found):
             self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
-        elif why:
+        elif any(reason for _, reason in found):
             self._start_and_check()
-            self.result.summary += f"; the server was restarted, because {why}"
+            self.result.summary += f"; the server was restarted, because {why or 'another node needs it'}"
 
     def _why_restart(self, server: dict) -> str:
         """Why a running server does not run what is installed; empty when it does."""
@@ -102,6 +105,8 @@ class Apply:
         argv, flags = server["argv"], self.session.host.service.args
         if list(argv) != apply_flags(argv, flags):
             return f"its command line had not {shlex.join(apply_flags([], flags))}"
+        if not self.session.host.answers:
+            return ""
         try:
             return self.serving.identity_problem({self.series.identity(self.stage)})
         except ServerProblem as problem:
@@ -118,16 +123,14 @@ class Apply:
         imports, why_not = importable(self.session, self.plan)
         if why_not:
             self.result.not_done.append(f"import check: {why_not}")
-        with self.result.step("commit") as step:
-            reply = commit(self.session, self.plan, "apply", imports)
-            self.commit_time = reply["commit_time"]
-            step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply['record']}"
-        self.result.changed = True
-        self.result.summary = f"series {self.series.name} applied up to stage {self.stage}: {describe(self.plan)}"
-        if not restarts:
+        absent = restarts and not before.running and self.serving.service.kind == "process"
+        # Every node of a server is checked before a file of any is written.
+        nodes = self.session.node.share((restarts, absent)).values()
+        self._commit(imports)
+        if not all(restarted for restarted, _ in nodes):
             return
         self.result.not_done += [f"restart of another server: {line}" for line in self.serving.others()]
-        if not before.running and self.serving.service.kind == "process":
+        if any(missing for _, missing in nodes):
             self.result.skip("restart, smoke suite", "no server is running; start it, then run ddtree-patch verify")
             return
         try:
@@ -141,11 +144,33 @@ class Apply:
                 failure.next_step = f"everything was rolled back; {failure.next_step}"
             raise
 
+    def _commit(self, imports: Sequence[str]) -> None:
+        """Write the plan; on all nodes of a server, or on none."""
+        try:
+            with self.session.node.together():
+                if not self.plan.is_noop:
+                    self._write(imports)
+        except NodeFailed:
+            if self.result.changed:
+                undo_files(self.session, self.plan)
+            self.result.summary = "rolled back: the files are as before, because those of another node are"
+            raise
+        self.result.summary = f"series {self.series.name} applied up to stage {self.stage}: {describe(self.plan)}"
+
+    def _write(self, imports: Sequence[str]) -> None:
+        with self.result.step("commit") as step:
+            reply = commit(self.session, self.plan, "apply", imports)
+            self.commit_time = reply["commit_time"]
+            step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply['record']}"
+        self.result.changed = True
+
     def _before(self, restarts: bool) -> ServerBefore:
         """The server as it is now; its greedy outputs are kept, unless they were before an earlier apply."""
         patched = self.session.receipt is not None
         if not restarts or self.serving.service.live() is None:
             return ServerBefore(False, patched, None)
+        if not self.session.host.answers:
+            return ServerBefore(True, patched, None)
         with self.result.step("record the outputs at temperature 0") as step:
             try:
                 identities = self.serving.identities()
@@ -166,13 +191,16 @@ class Apply:
                                           younger_than=self.commit_time)
             self.result.data["ready"] = report.as_dict()
             step.detail = f"process {report.pid} serves the patched files"
-        unused = self.serving.without_tree()
-        if unused:
-            self.result.not_done.append(unused)
         if not self.options.smoke:
             self.result.skip("smoke suite", "--no-smoke was given")
             return
-        with self.result.step("smoke suite") as step:
+        with self.session.node.together(), self.result.step("smoke suite") as step:
+            if not self.session.host.answers:
+                step.state, step.detail = SKIPPED, f"{self.session.host.head} answers for this server"
+                return
+            unused = self.serving.without_tree()
+            if unused:
+                self.result.not_done.append(unused)
             self.serving.smoke(sampled=self.sampled, identity=identity, started_after=report.start_time)
             step.detail = f"{self.serving.suite.name}: all checks passed"
 
@@ -189,4 +217,5 @@ def _leaves_host_alone(error: Exception) -> bool:
 
     Kinds of HostUnreachable mean that the host answered and refused, so that a roll-back can be tried.
     """
-    return isinstance(error, Interrupted) or type(error) is HostUnreachable
+    cause = error.cause if isinstance(error, NodeFailed) else error
+    return isinstance(cause, Interrupted) or type(cause) is HostUnreachable

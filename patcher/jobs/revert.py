@@ -47,32 +47,42 @@ class Revert:
         if self.options.dry_run:
             self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
             return
+        with self.session.node.together():
+            self._put_back()
+        if any(self.session.node.share(bool(self.why_not)).values()):
+            self.result.skip("restart", self.why_not or "another node of the server is not restarted")
+            return
+        self._restart()
+
+    def _put_back(self) -> None:
         if self.session.stale:
             self.session.target.ask("forget")
             self.result.not_done.append("the receipt was stale (the package was replaced since), and was dropped")
         if self.plan.is_noop:
             self.result.summary = "not patched: nothing to revert"
-        else:
-            with self.result.step("commit") as step:
-                reply = commit(self.session, self.plan, "revert", [])
-                self.commit_time = reply["commit_time"]
-                step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply['record']}"
-            self.result.changed = True
-            self.result.summary = "reverted: every file is as it was before the first apply"
-        if self.why_not:
-            self.result.skip("restart", self.why_not)
             return
-        self._restart()
+        with self.result.step("commit") as step:
+            reply = commit(self.session, self.plan, "revert", [])
+            self.commit_time = reply["commit_time"]
+            step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply['record']}"
+        self.result.changed = True
+        self.result.summary = "reverted: every file is as it was before the first apply"
 
     def _restart(self) -> None:
-        server = self.serving.service.live()
-        if server is None and self.serving.service.kind == "process":
+        with self.session.node.together():
+            server = self.serving.service.live()
+            absent = server is None and self.serving.service.kind == "process"
+            stock = not self.result.changed and server is not None and not (
+                self.session.host.answers and self.serving.identity_problem({None}))
+        found = self.session.node.share((absent, stock)).values()
+        if any(missing for missing, _ in found):
             self.result.skip("restart", "no server is running")
             return
-        if not self.result.changed and server is not None and not self.serving.identity_problem({None}):
+        if all(already for _, already in found):
             return  # a stock server on stock files
         with self.result.step("restart and wait until ready") as step:
             report = self.serving.restart(patched=False, sampled=False, identities={None},
                                           younger_than=self.commit_time)
-            self.serving.check_greedy_answer()
+            with self.session.node.together():
+                self.serving.check_greedy_answer()
             step.detail = f"process {report.pid} answers, without the patch"

@@ -22,25 +22,24 @@ class ServerBefore:
 
 
 def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefore, failure: Exception) -> None:
-    """Files first, then the server. Raises RollbackFailed, with the commands that remain to be typed.
+    """Files first (of all nodes), then the server. Raises RollbackFailed, with the commands that remain to be typed.
 
     `failure` is why; RollbackFailed names it too.
     """
     result = session.result
     manual = [_tool_command(session, "revert", "--no-restart"), _tool_command(session, "restart")]
     try:
-        with result.step("roll back the files") as step:
-            undo(session, plan, "apply")
-            result.changed = False
-            step.detail = f"{len(plan.changes)} files are as before the apply"
+        with session.node.together():
+            undo_files(session, plan)
         manual = [_tool_command(session, "restart")]
         with result.step("bring back the old server") as step:
-            if not before.running:
+            if not all(session.node.share(before.running).values()):
                 serving.service.stop()
                 step.detail = "stopped, as it was before"
                 return
             report = serving.restart(patched=before.patched, sampled=False, identities=before.identities)
-            serving.check_greedy_answer()
+            with session.node.together():
+                serving.check_greedy_answer()
             step.detail = f"process {report.pid} answers as before"
     except Interrupted:
         raise
@@ -50,6 +49,16 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
             where=session.host.name, next_step="run these commands, in this order; the last ones on the host itself",
             commands=[*manual, *serving.start_commands()], detail=error.detail,
         ) from failure
+
+
+def undo_files(session: Session, plan: Plan) -> None:
+    """Put back the files that this apply replaced, if it did."""
+    if plan.is_noop:
+        return
+    with session.result.step("roll back the files") as step:
+        undo(session, plan, "apply")
+        session.result.changed = False
+        step.detail = f"{len(plan.changes)} files are as before the apply"
 
 
 def _tool_command(session: Session, command: str, *options: str) -> str:

@@ -12,6 +12,7 @@ from patcher.errors import NotReady, UsageProblem
 from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
+from patcher.services.base import CLOCK_SLACK_S
 from patcher.services.flags import port_of
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
@@ -100,10 +101,25 @@ class Serving:
         `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
         whichever. `younger_than`: unix time on the host that the new process must not be older than; None: now.
         """
-        marker = self.service.log_marker()
-        since = self.service.observe()["now"] if younger_than is None else younger_than
-        self.result.data.setdefault("round_trips_before_restart", self.session.connection.round_trips)
-        self.service.restart(patched=patched)
+        node = self.session.node
+        with node.together():
+            marker = self.service.log_marker()
+            since = self.service.observe()["now"] if younger_than is None else younger_than
+            self.result.data.setdefault("round_trips_before_restart", self.session.connection.round_trips)
+            if node.alone:
+                self.service.restart(patched=patched)
+            else:
+                self.service.stop()
+        if not node.alone:  # none starts while another's old process could be taken for its peer
+            with node.together():
+                self.service.start(patched=patched)
+        with node.together():
+            report = self._wait_ready(sampled, identities, since, marker) if self.host.answers else None
+        with node.together():
+            return report or self._started(since, marker)
+
+    def _wait_ready(self, sampled: bool, identities: set[str | None] | None, since: float,
+                    marker: Mapping[str, Any]) -> ReadyReport:
         report = wait_ready(
             self.service, self.client, self.suite.paths if sampled else (), self.suite.prompts[0],
             deadline_s=self.host.ready.deadline, started_after=since, progress=self.result.tell, log_marker=marker,
@@ -114,8 +130,19 @@ class Serving:
                            next_step="see which files the server's process has open; it may run another copy")
         return report
 
+    def _started(self, since: float, marker: Mapping[str, Any]) -> ReadyReport:
+        """The process of a node that answers no requests: it runs, and is a new one, now that the head is ready."""
+        server = self.service.live()
+        if server is None or server["start_time"] < since - CLOCK_SLACK_S:
+            raise NotReady("the node's server process did not start anew", where=self.host.name,
+                           next_step="see its log", detail=self.service.last_log(marker))
+        return ReadyReport(pid=server["pid"], start_time=server["start_time"], seconds=0.0, warmed={},
+                           listener_verified=False)
+
     def check_greedy_answer(self) -> None:
-        """One short request at temperature 0; raises ServerProblem when it is not answered."""
+        """One short request at temperature 0, where requests are answered; raises ServerProblem when it is not."""
+        if not self.host.answers:
+            return
         payload = {**self.suite.prompts[0].payload(), "sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
         self.client.generate(payload, timeout=self.suite.timeout)
 

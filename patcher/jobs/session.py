@@ -12,17 +12,19 @@ from patcher.result import HostResult
 from patcher.series import choose
 from patcher.series_model import Series
 from patcher.target import Target, find_target
+from patcher.team import Node
 
 
 class Session:
     """`open` fills `target` and `inspection`; both are there for whatever comes after it."""
 
     def __init__(self, host: HostSettings, connection: Connection, result: HostResult,
-                 catalogue: Sequence[Series]) -> None:
+                 catalogue: Sequence[Series], node: Node) -> None:
         self.host = host
         self.connection = connection
         self.result = result
         self.catalogue = catalogue
+        self.node = node
         self.target: Target
         self.inspection: dict[str, Any] = {}
 

@@ -77,6 +77,8 @@ class Verify:
         if server["start_time"] < receipt["host"]["commit_time"]:
             raise NotReady(f"process {server['pid']} is older than the patched files: it runs the old ones", where=host,
                            next_step="ddtree-patch restart")
+        if not self.session.host.answers:
+            return f"process {server['pid']} is younger than the files; {self.session.host.head} answers for it"
         problem = serving.identity_problem({receipt["identity"]})
         if problem:
             raise NotReady(problem, where=host, next_step=f"see which files process {server['pid']} has open")
