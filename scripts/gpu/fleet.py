@@ -90,8 +90,7 @@ class Run:
         env = dict(env or {})
         if self.rehearsal:
             env |= CPU_ENVIRONMENT
-            plain = "--speculative-algorithm" not in args
-            args = [*args, *ON_CPU, *(["--attention-backend", "torch_native"] if plain else [])]
+            args = [*args, *ON_CPU]
         replicas = self.servers.setdefault(name, [])
         log = self.args.work.absolute() / f"{name}-{len(replicas)}.log"
         server = GpuServer(name, python, self.next_port, log, target, args, env)
