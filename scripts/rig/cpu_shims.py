@@ -102,9 +102,19 @@ def _make_native_backend(runner):
 
     class CpuVerifyAttnBackend(TorchNativeAttnBackend):
         def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True):
-            if not forward_batch.forward_mode.is_target_verify():
-                return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
             pool = forward_batch.token_to_kv_pool
+            if not forward_batch.forward_mode.is_target_verify():
+                if layer.qk_head_dim == pool.get_key_buffer(layer.layer_id).shape[-1]:
+                    return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+                # MLA: a prompt without a cached prefix is attended to before its keys are compressed for the cache
+                out = prompt_attention(
+                    q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+                    k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+                    v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
+                    lengths=forward_batch.extend_seq_lens_cpu,
+                    scale=layer.scaling,
+                )
+                return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
             if save_kv_cache:
                 pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
             out = verify_attention(
@@ -121,6 +131,27 @@ def _make_native_backend(runner):
             return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     return CpuVerifyAttnBackend(runner)
+
+
+def prompt_attention(query, keys, values, *, lengths, scale):
+    """Causal attention within each of some whole prompts.
+
+    Args:
+        query, keys: [sum of lengths, heads, head size]. values: [sum of lengths, heads, value size].
+        lengths: tokens of each prompt.
+        scale: factor on the scores.
+
+    Returns: [sum of lengths, heads, value size].
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    prompts = zip(*(tensor.split(list(lengths)) for tensor in (query, keys, values)), strict=True)
+    out = []
+    for parts in prompts:
+        q, k, v = (part.transpose(0, 1)[None] for part in parts)
+        out.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1))
+    return torch.cat(out)
 
 
 def verify_attention(query, keys, values, *, slots, prefix_lens, width, allow, causal, scale):
