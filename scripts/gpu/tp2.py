@@ -1,0 +1,142 @@
+"""Tensor parallel 2: do both ranks commit the same path at every step, and are texts what one GPU gives?
+
+Both ranks of two servers (one decides by the op, the other by sample-and-follow and without SGLang's own all-reduce)
+write a digest of what they are about to commit, see trace_paths.py. The load is mixed: greedy and sampled requests,
+alone and in batches, coming and going. Then greedy texts and sampled ones against plain decoding on one GPU.
+"""
+
+import random
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scripts.gpu.asking import ask, on_all, prompts, sample_many
+from scripts.gpu.exact import PROMPT, two_sample
+from scripts.gpu.fleet import PAIR, SMALL, Run, tree
+from scripts.gpu.greedy import differences
+from scripts.gpu.server import GpuServer, generate
+
+SERVERS = ("plain", "tree")  # on one GPU
+STEPS = 2000  # to compare, on each server
+# SGLang's defaults but for what some hosts must not use.
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+SAMPLING = (
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 1.2, "min_p": 0.05},
+    {"temperature": 0.0},
+)
+LEAST_P = 0.001
+
+
+def run(run: Run) -> dict:
+    servers: dict[str, GpuServer] = {}
+    for name, venv, more in (
+        ("tp2-tree", "patched", []),
+        ("tp2-tree-follow", "follow", ["--disable-custom-all-reduce"]),
+    ):
+        folder = run.args.work.absolute() / f"{name}-trace"
+        folder.mkdir(exist_ok=True)
+        python = _traced(run.python(venv).parents[1], run.args.work.absolute() / f"{name}-venv")
+        env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)}
+        servers[name] = run.start(name, python, PAIR / "target", [*SMALL, *tree(32, 8), "--tp-size", "2", *more], env)
+    for server in servers.values():
+        server.wait_ready(420)
+    asked = prompts(run.count(64, 4))
+    found = {
+        "servers": {name: server.command()[1:] for name, server in servers.items()},
+        "thresholds": {"steps": run.count(STEPS, 60), "differing steps": 0, "p": LEAST_P},
+    }
+    steps = {
+        "paths": lambda: [
+            _paths(run, name, servers[name].port, asked, run.count(STEPS, 60)) for name in servers
+        ],
+        "greedy": lambda: _greedy(run, servers, asked),
+        "exact": lambda: _exact(run, servers),
+        "paths, all": lambda: [_compare(run.args.work / f"{name}-trace") | {"server": name} for name in servers],
+    }
+    return run.steps("tp2", found, steps)
+
+
+def _traced(venv: Path, copy: Path) -> Path:
+    """A copy of the environment whose ranks write what they commit; gives its interpreter."""
+    if not copy.exists():
+        subprocess.run(["cp", "-a", venv, copy], check=True)
+        site = next(copy.glob("lib/python3*/site-packages"))
+        shutil.copyfile(Path(__file__).with_name("trace_paths.py"), site / "ddtree_trace_paths.py")
+        # Last in the alphabet: after whatever makes the other imports possible.
+        (site / "zzz_ddtree_trace_paths.pth").write_text("import ddtree_trace_paths\n")
+    return copy / "bin" / "python"
+
+
+def _paths(run: Run, name: str, port: int, asked: list[list[int]], steps: int) -> dict:
+    """Ask until the ranks have committed `steps` sampled steps, alone and in batches, then compare."""
+    folder = run.args.work / f"{name}-trace"
+    rng = random.Random(0)
+
+    def client(width: int) -> int:
+        spent = 0
+        for _ in range(4):
+            params = rng.choice(SAMPLING) | {"max_new_tokens": rng.randrange(8, run.count(160, 24)), "ignore_eos": True}
+            batch = [rng.choice(asked) for _ in range(rng.choice((1, 1, 3)) if width > 1 else 1)]
+            spent += sum(a["meta_info"]["spec_verify_ct"] for a in generate(port, batch, params))
+        return spent
+
+    requests_steps, widths = 0, []
+    while not widths or len(_lines(folder, 0)) < steps:
+        width = (1, 4, 2, 9, 1, 16, 3)[len(widths) % 7]
+        widths.append(width)
+        with ThreadPoolExecutor(width) as pool:
+            requests_steps += sum(pool.map(client, [width] * width))
+    return {"server": name, "widths": widths, "request_steps": requests_steps} | _compare(folder)
+
+
+def _lines(folder: Path, rank: int) -> list[str]:
+    return (folder / f"rank{rank}.txt").read_text().split("\n")[:-1]
+
+
+def _compare(folder: Path) -> dict:
+    """Step by step. Read while no request runs: both ranks have then written all."""
+    one, other = (_lines(folder, rank) for rank in (0, 1))
+    differing = [i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+    batches: dict[int, int] = {}
+    for line in one:
+        bs = int(line.split()[0])
+        batches[bs] = batches.get(bs, 0) + 1
+    return {
+        "steps": [len(one), len(other)],
+        "distinct": len(set(one)),  # that the digests say something
+        "differing": len(differing),
+        "first_differing": [{"step": i, "ranks": [one[i], other[i]]} for i in differing[:5]],
+        "steps_by_batch": {str(bs): batches[bs] for bs in sorted(batches)},
+        "passed": not differing and len(one) == len(other),
+    }
+
+
+def _greedy(run: Run, servers: dict[str, GpuServer], asked: list[list[int]]) -> list[dict]:
+    """Against plain decoding on one GPU; the tree on one GPU against it is the yardstick."""
+    ports = run.ports("plain", "tree") | {name: [server.port] for name, server in servers.items()}
+    params = {"temperature": 0, "max_new_tokens": run.count(128, 16), "ignore_eos": True}
+    rows = []
+    for batch in (1, 8):
+        texts = on_all(ports, lambda p, b=batch: [a["output_ids"] for a in ask(p, asked, params, b)])
+        for one, other in (("tree", "plain"), *((n, o) for n in servers for o in ("plain", "tree"))):
+            row = {"server": one, "against": other, "batch": batch, "prompts": len(asked)}
+            rows.append(row | differences(ports["plain"][0], asked, texts[one], texts[other]))
+    return rows
+
+
+def _exact(run: Run, servers: dict[str, GpuServer]) -> list[dict]:
+    samples = run.count(20_000, 200)
+    ports = run.ports("plain") | {name: [server.port] for name, server in servers.items()}
+    rows = []
+    for cell, more in (("T 1.0", {"temperature": 1.0}), ("T 0.6, top_p 0.9", {"temperature": 0.6, "top_p": 0.9})):
+        params = {"max_new_tokens": 3, "ignore_eos": True} | more
+        texts = on_all(ports, lambda p, q=params: sample_many(p, PROMPT, q, samples, batch=run.count(256, 50)))
+        for name in servers:
+            found = two_sample(texts[name], texts["plain"])
+            row = {"server": name, "against": "plain on one GPU", "cell": cell, "n": samples}
+            rows.append(row | found | {"passed": found["p"] > LEAST_P / 4})  # four tests
+    return rows
