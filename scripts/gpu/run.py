@@ -25,6 +25,9 @@ EXPERIMENTS = {
     "sweep": "scripts.gpu.sweep",
     "refusals": "scripts.gpu.refusals",
     "cost": "scripts.gpu.cost",
+    "mla": "scripts.gpu.mla",
+    "tp2": "scripts.gpu.tp2",
+    "long": "scripts.gpu.long_run",
 }
 
 
