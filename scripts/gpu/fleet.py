@@ -23,15 +23,14 @@ PAIR = ROOT / "tests" / "models" / "tiny-b8"
 DRAFT = ["--speculative-draft-model-path", str(PAIR / "draft")]
 DFLASH = ["--speculative-algorithm", "DFLASH", *DRAFT]
 REQUESTS = 64  # at most in a batch
+# max-total-tokens bounds the KV pool; the fraction has to hold what all servers that start together take.
 SMALL = [
-    *("--mem-fraction-static", "0.04", "--context-length", "2048", "--max-total-tokens", "65536"),
+    *("--mem-fraction-static", "0.5", "--context-length", "2048", "--max-total-tokens", "65536"),
     *("--max-running-requests", str(REQUESTS), "--cuda-graph-max-bs", str(REQUESTS), "--sleep-on-idle"),
 ]
 # A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
-ON_CPU = [
-    *("--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.1"),
-    *("--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"),
-]
+ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.1"]
+SMALL_ON_CPU = ["--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"]
 
 
 def tree(budget: int, topk: int) -> list[str]:
@@ -82,6 +81,11 @@ class Run:
         """How many of something: all that is needed, or what a CPU can do in a rehearsal."""
         return rehearsal if self.rehearsal else full
 
+    @property
+    def small(self) -> list[str]:
+        """Limits of a server of the trained pair."""
+        return [*SMALL, *SMALL_ON_CPU] if self.rehearsal else SMALL
+
     def start(
         self, name: str, python: Path, target: Path, args: list[str], env: dict[str, str] | None = None
     ) -> GpuServer:
@@ -105,7 +109,7 @@ class Run:
             wanted = SERVERS[name]
             python = self.python(wanted.venv)
             for _ in range(self.args.replicas if name in ("plain", "tree", "tree-follow") else 1):
-                self.start(name, python, PAIR / "target", [*SMALL, *wanted.args])
+                self.start(name, python, PAIR / "target", [*self.small, *wanted.args])
         for name in fresh:
             for server in self.servers[name]:
                 try:

@@ -1,0 +1,181 @@
+"""What a step costs: an 8B shape with dummy weights, patched DDTREE and DFLASH beside stock DFLASH.
+
+The servers start together, and one at a time is asked while the others sleep. Whole steps are timed from the start of
+one to the start of the next, without any timer inside; the ways to sample take turns, round by round, so that their
+ratios come from one stretch of time. With dummy weights nothing is accepted and the target's rows are nearly flat, which is
+the hardest case for top-p; "peaked" modes bias 60 tokens, as a trained model's rows are.
+"""
+
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+
+from scripts.gpu.fleet import ROOT, Run
+from scripts.gpu.server import generate
+
+BLOCK, BUDGET, TOPK = 16, 32, 8
+BATCHES = (1, 4, 16)
+# One request each when a server is ready: how long does a combination of sampling parameters take the first time?
+SAMPLING = {
+    "T=0": {"temperature": 0},
+    "T=1": {"temperature": 1},
+    "T=1 top_k": {"temperature": 1, "top_k": 20},
+    "T=1 top_p": {"temperature": 1, "top_p": 0.95},
+    "T=1 top_k top_p": {"temperature": 1, "top_k": 20, "top_p": 0.95},
+    "T=1 min_p": {"temperature": 1, "min_p": 0.05},
+}
+PEAKS = {"logit_bias": {str(1000 + 37 * i): 14.0 - 0.35 * i for i in range(60)}}
+MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0", "T=1 top_p", "T=1 top_k top_p")}
+STEPS, ROUNDS = 32, 3
+WARM = 3  # steps at the begin of a window that do not count
+
+
+def run(run: Run) -> dict:
+    run.stop_all()  # what others started would share the GPU
+    target, draft = write_shape(run.args.work.absolute() / "shape", tiny=run.rehearsal)
+    common = [
+        *("--load-format", "dummy", "--mem-fraction-static", "0.75", "--context-length", "2048"),
+        *("--max-total-tokens", "32768", "--max-running-requests", "16", "--sleep-on-idle"),
+        *("--cuda-graph-bs", *(str(batch) for batch in BATCHES)),
+    ]
+    spec = ["--speculative-draft-model-path", str(draft), "--speculative-algorithm"]
+    numbers = ["--speculative-ddtree-budget", str(BUDGET), "--speculative-ddtree-topk", str(TOPK)]
+    servers = {
+        "ddtree": ("patched", [*spec, "DDTREE", *numbers]),
+        "dflash": ("patched", [*spec, "DFLASH"]),
+        "dflash-stock": ("stock", [*spec, "DFLASH"]),
+    }
+    folders = {}
+    for name, (venv, args) in servers.items():
+        folders[name] = run.args.work.absolute() / f"steps-{name}"
+        folders[name].mkdir()
+        env = {"STEP_TIMES": str(folders[name]), "PYTHONPATH": f"{ROOT}/scripts/gpu/hook:{ROOT}"}
+        run.start(name, run.python(venv), target, [*common, *args], env)
+    for name in servers:
+        run.servers[name][0].wait_ready(420)
+        print(f"  {name}: ready after {run.servers[name][0].ready_after:.0f} s", flush=True)
+    found = {
+        "shape": json.loads((target / "config.json").read_text()),
+        "draft": json.loads((draft / "config.json").read_text()),
+        "servers": {name: [*common, *args] for name, (_, args) in servers.items()},
+        "budget": BUDGET,
+        "topk": TOPK,
+    }
+    measures = {name: lambda name=name: _measure(run, run.servers[name][0].port, folders[name]) for name in servers}
+    return run.steps("cost", found, measures)
+
+
+def _measure(run: Run, port: int, folder: Path) -> dict:
+    vocabulary = 500 if run.rehearsal else 150_000
+    steps, rounds = run.count(STEPS, 12), run.count(ROUNDS, 1)
+
+    def ask(mode: str, batch: int, tokens: int) -> tuple[float, float]:
+        """When it was asked and when it was answered."""
+        prompts = [[(b * 7919 + i * 104_729) % vocabulary for i in range(64)] for b in range(batch)]
+        params = MODES[mode] | {"max_new_tokens": tokens + 1, "ignore_eos": True}
+        if run.rehearsal and "logit_bias" in params:
+            params |= {"logit_bias": {"5": 3.0}}
+        began = time.monotonic()
+        generate(port, prompts, params, timeout=600)
+        return began, time.monotonic()
+
+    first = {}
+    for mode in SAMPLING:
+        times = [ask(mode, 1, 3) for _ in range(3)]
+        first[mode] = [ended - began for began, ended in times]
+    windows = []
+    for flag, turns in ((None, rounds), ("parts", 1), ("syncs", 1)):
+        if flag:
+            (folder / flag).touch()
+        for number in range(turns):
+            for batch in BATCHES:
+                for mode in MODES:
+                    if flag == "syncs" and (batch != 4 or "peaked" in mode):
+                        continue
+                    length = steps if flag is None else steps // 2
+                    windows.append((flag or "whole", number, batch, mode, *ask(mode, batch, length)))
+        if flag:
+            (folder / flag).unlink()
+    ask("T=0", 1, 64)  # so that the lines of all steps before are written
+    lines = [json.loads(line) for path in folder.glob("steps-*.jsonl") for line in path.read_text().splitlines()]
+    lines.sort(key=lambda line: line["at"])
+    return {"first_use_s": first, **_summary(windows, lines)}
+
+
+def _summary(windows: list[tuple], lines: list[dict]) -> dict:
+    """{"steps": [row a batch and mode], "parts": [the same], "syncs": {mode: {place: times a step}}}."""
+    whole: dict[tuple, list[list[float]]] = {}
+    worker: dict[tuple, list[float]] = {}
+    parts: dict[tuple, dict[str, list]] = {}
+    syncs: dict[str, dict[str, float]] = {}
+    for kind, _, batch, mode, began, ended in windows:
+        own = [line for line in lines if began <= line["at"] <= ended and line["bs"] == batch][WARM:]
+        if kind == "whole":
+            whole.setdefault((batch, mode), []).append([(b["at"] - a["at"]) * 1e3 for a, b in itertools.pairwise(own)])
+            worker.setdefault((batch, mode), []).extend(line["ms"] for line in own)
+        elif kind == "parts":
+            for line in own:
+                for name, (calls, host, gpu) in line["parts"].items():
+                    parts.setdefault((batch, mode), {}).setdefault(name, []).append((calls, host, gpu))
+        else:
+            for place in (place for line in own for place in line["syncs"]):
+                syncs.setdefault(mode, {}).setdefault(place, 0.0)
+                syncs[mode][place] += 1 / len(own)
+    return {
+        "steps": [
+            {
+                "batch": batch,
+                "mode": mode,
+                "n": sum(len(times) for times in rounds),
+                "step_ms": statistics.median(time for times in rounds for time in times),
+                "rounds_ms": [statistics.median(times) for times in rounds if times],
+                "scheduler_ms": statistics.median(t for ts in rounds for t in ts)
+                - statistics.median(worker[batch, mode]),
+            }
+            for (batch, mode), rounds in whole.items()
+            if any(rounds)
+        ],
+        "parts": [
+            {
+                "batch": batch,
+                "mode": mode,
+                "n": max(len(seen) for seen in by_name.values()),
+                "parts": {
+                    name: {
+                        "calls": statistics.median(calls for calls, _, _ in seen),
+                        "host_ms": statistics.median(host for _, host, _ in seen),
+                        "gpu_ms": None if seen[0][2] is None else statistics.median(gpu for _, _, gpu in seen),
+                    }
+                    for name, seen in by_name.items()
+                },
+            }
+            for (batch, mode), by_name in parts.items()
+        ],
+        "syncs_before_commit": syncs,
+    }
+
+
+def write_shape(folder: Path, tiny: bool) -> tuple[Path, Path]:
+    """Configurations of Qwen3-8B and of a draft for it, without weights; `tiny` for a rehearsal."""
+    target, draft = folder / "target", folder / "draft"
+    base = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512 if tiny else 151_936,
+        "hidden_size": 128 if tiny else 4096, "num_hidden_layers": 36, "num_attention_heads": 4 if tiny else 32,
+        "num_key_value_heads": 2 if tiny else 8, "head_dim": 32 if tiny else 128,
+        "intermediate_size": 128 if tiny else 12_288, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False,
+    }  # fmt: skip
+    changes = {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 5,
+        "block_size": BLOCK,
+        "num_target_layers": 36,
+        "dflash_config": {"mask_token_id": 500 if tiny else 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
+    }
+    for path, config in ((target, base), (draft, base | changes)):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(json.dumps(config, indent=1))
+    return target, draft
