@@ -15,7 +15,7 @@ from scripts.gpu.greedy import differences
 from scripts.gpu.server import GpuServer, generate
 
 LIMITS = [
-    *("--mem-fraction-static", "0.05", "--context-length", "2048", "--max-total-tokens", "32768"),
+    *("--mem-fraction-static", "0.3", "--context-length", "2048", "--max-total-tokens", "32768"),
     *("--max-running-requests", "16", "--cuda-graph-max-bs", "16", "--sleep-on-idle"),
 ]
 PROMPT = tokens_of(b"import os\nimport ")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.gpu.asking import ask, on_all, prompts, sample_many
 from scripts.gpu.exact import PROMPT, two_sample
-from scripts.gpu.fleet import PAIR, SMALL, Run, tree
+from scripts.gpu.fleet import PAIR, Run, tree
 from scripts.gpu.greedy import differences
 from scripts.gpu.server import GpuServer, generate
 
@@ -41,7 +41,8 @@ def run(run: Run) -> dict:
         folder.mkdir(exist_ok=True)
         python = _traced(run.python(venv).parents[1], run.args.work.absolute() / f"{name}-venv")
         env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)}
-        servers[name] = run.start(name, python, PAIR / "target", [*SMALL, *tree(32, 8), "--tp-size", "2", *more], env)
+        args = [*run.small, *tree(32, 8), "--tp-size", "2", *more]
+        servers[name] = run.start(name, python, PAIR / "target", args, env)
     for server in servers.values():
         server.wait_ready(420)
     asked = prompts(run.count(64, 4))
