@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "mla": "scripts.gpu.mla",
     "tp2": "scripts.gpu.tp2",
     "long": "scripts.gpu.long_run",
+    "tool": "scripts.gpu.tool",
 }
 
 
