@@ -158,7 +158,7 @@ def make_plan(series: Series, stage: str, inspection: Inspection) -> Plan:
         else:
             actions.append(action)
     if drifted:
-        raise drift(drifted)
+        raise drift(drifted, series.package, inspection["version"])
     found = _common(series, actions, inspection)
     return Plan(series, inspection["version"], found, stage, tuple(actions), origin, receipt)
 
@@ -195,7 +195,7 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
         else:
             actions.append(action)
     if drifted:
-        raise drift(drifted)
+        raise drift(drifted, receipt["package"] if receipt else series.package, inspection["version"])
     stage = receipt["stage"] if receipt else PRISTINE
     if series and not receipt:
         stage = _common(series, actions, inspection)
@@ -203,11 +203,11 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
     return Plan(series, inspection["version"], stage, PRISTINE, tuple(actions), origin, receipt)
 
 
-def drift(files: list[Difference]) -> Drift:
-    """The error for installed files in no known state."""
-    count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
+def drift(files: list[Difference], package: str, version: str) -> Drift:
+    """The error for files of the installed package in no known state."""
+    count, verb = ("1 file", "is") if len(files) == 1 else (f"{len(files)} files", "are")
     return Drift(
-        f"{count} in no known state: {files[0]}",
+        f"{count} of {package} {version} {verb} in no known state: {files[0]}",
         where=", ".join(f"{file.path}:{file.line}" if file.line else file.path for file in files),
         next_step="Reinstall the package, or take the edits out; nothing was written.",
         detail="\n".join(map(str, files)),
