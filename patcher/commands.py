@@ -59,7 +59,7 @@ class Selection:
             hosts = tuple(dataclasses.replace(host, venv=self.venv, site_packages="") for host in hosts)
         if self.site_packages:
             hosts = tuple(dataclasses.replace(host, site_packages=self.site_packages, venv="") for host in hosts)
-        return hosts
+        return tuple(dataclasses.replace(host, config=self.config) for host in hosts)
 
     def look(self, command: str, job: Callable[[Session], Job]) -> Outcome:
         """A job that only reads, on every host that can be reached."""

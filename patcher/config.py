@@ -99,6 +99,7 @@ class HostSettings:
 
     Hosts that name the same `server` are the nodes of one multi-node SGLang server. `head` is not in the file: it is
     the host of the server's node rank 0, the first one of the file, which answers requests; the host itself otherwise.
+    Nor is `config`: the hosts file, where one was named on the command line.
     """
 
     name: str
@@ -112,6 +113,7 @@ class HostSettings:
     group: str = ""
     server: str = ""
     head: str = field(default="", metadata={"derived": True})
+    config: Path | None = field(default=None, metadata={"derived": True})
     service: ServiceSettings = ServiceSettings()
     endpoint: EndpointSettings = EndpointSettings()
     ready: ReadySettings = ReadySettings()

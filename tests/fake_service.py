@@ -40,6 +40,9 @@ class FakeService(Service):
     def main_pid(self):
         return None
 
+    def by_hand(self):
+        return []
+
     def restart(self, *, patched=True): ...
 
     def stop(self): ...

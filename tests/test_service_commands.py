@@ -9,7 +9,9 @@ from patcher.config import ServiceSettings
 from patcher.connection import Completed
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.service import ServiceHost, make_service
+from patcher.services.base import UNREADABLE
 from patcher.services.flags import apply_flags, port_of
+from patcher.smoke_checks import no_greedy_fallback_logged
 
 SHOWN = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "77", "Result": "success",
          "ExecMainStatus": "0", "NRestarts": "0"}
@@ -75,7 +77,7 @@ def test_systemd_of_the_system():
     service.restart()
     service.stop()
     service.start()
-    assert [argv for argv in commands.ran if argv[1] != "show"] == [
+    assert [argv for argv in commands.ran if argv[1] not in ("show", "reset-failed")] == [
         ["systemctl", "restart", "sglang.service"], ["systemctl", "stop", "sglang.service"],
         ["systemctl", "start", "sglang.service"]]
     assert service.live()["pid"] == 77
@@ -121,6 +123,30 @@ def test_systemd_journal_from_a_cursor_on():
     service.log_since(marker)
     assert commands.ran[-1] == ["journalctl", "--no-pager", "--quiet", "--unit=sglang", "--output=cat",
                                 "--after-cursor=s=abc;i=1"]
+
+
+@pytest.mark.parametrize("kind", ["systemd", "docker"])
+def test_a_log_that_may_not_be_read_stops_nothing_and_is_no_log(kind):
+    refusal = (1, "", "insufficient permissions")
+    service = (service_of("systemd", FakeSystemctl(SHOWN, (["journalctl"], refusal)), unit="sglang")
+               if kind == "systemd" else
+               service_of("docker", FakeDocker(CONTAINER, (["docker", "logs"], refusal)), container="sgl"))
+    marker = service.log_marker()
+    assert service.log_since(marker).startswith(UNREADABLE) and "insufficient permissions" in service.last_log(marker)
+    check = no_greedy_fallback_logged(service, marker)
+    assert check.skipped and "insufficient permissions" in check.detail
+
+
+def test_what_is_typed_by_hand():
+    commands = FakeSystemctl()
+    commands.sudo = True
+    assert service_of("systemd", commands, unit="sglang").by_hand() == [
+        "sudo systemctl reset-failed sglang", "sudo systemctl restart sglang"]
+    commands.sudo = False
+    assert service_of("systemd", commands, unit="sglang", scope="user").by_hand()[-1] == (
+        "env XDG_RUNTIME_DIR=/run/user/1000 systemctl --user restart sglang")
+    assert service_of("docker", commands, container="sgl").by_hand() == ["docker restart sgl"]
+    assert service_of("command", commands, restart=("a", "b c")).by_hand() == ["a 'b c'"]
 
 
 def test_a_named_log_file_is_read_instead():

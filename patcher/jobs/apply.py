@@ -91,7 +91,7 @@ class Apply:
             server = self.serving.service.live()
             why = "no server is running" if server is None else self._why_restart(server)
             step.detail = why or f"process {server['pid']} runs the patched files"
-        found = self.session.node.share((server is None and self.serving.service.kind == "process", why)).values()
+        found = self.session.node.share((server is None and not self.serving.service.starts_stopped, why)).values()
         if any(absent for absent, _ in found):
             self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
         elif any(reason for _, reason in found):
@@ -123,7 +123,7 @@ class Apply:
         imports, why_not = importable(self.session, self.plan)
         if why_not:
             self.result.not_done.append(f"import check: {why_not}")
-        absent = restarts and not before.running and self.serving.service.kind == "process"
+        absent = restarts and not before.running and not self.serving.service.starts_stopped
         # Every node of a server is checked before a file of any is written.
         nodes = self.session.node.share((restarts, absent)).values()
         self._commit(imports)
@@ -167,10 +167,12 @@ class Apply:
     def _before(self, restarts: bool) -> ServerBefore:
         """The server as it is now; its greedy outputs are kept, unless they were before an earlier apply."""
         patched = self.session.receipt is not None
-        if not restarts or self.serving.service.live() is None:
-            return ServerBefore(False, patched, None)
+        server = self.serving.service.live() if restarts else None
+        if server is None:
+            return ServerBefore(None, patched, None)
+        process = (server["pid"], server["ticks"])
         if not self.session.host.answers:
-            return ServerBefore(True, patched, None)
+            return ServerBefore(process, patched, None)
         with self.result.step("record the outputs at temperature 0") as step:
             try:
                 identities = self.serving.identities()
@@ -181,8 +183,8 @@ class Apply:
                     step.detail = "kept from before the first apply"
             except ServerProblem as problem:
                 step.state, step.detail = WARNING, f"the server does not answer: {problem.what}"
-                return ServerBefore(True, patched, None)
-        return ServerBefore(True, patched, identities)
+                return ServerBefore(process, patched, None)
+        return ServerBefore(process, patched, identities)
 
     def _start_and_check(self) -> None:
         identity = self.series.identity(self.stage)

@@ -71,7 +71,7 @@ class Revert:
     def _restart(self) -> None:
         with self.session.node.together():
             server = self.serving.service.live()
-            absent = server is None and self.serving.service.kind == "process"
+            absent = server is None and not self.serving.service.starts_stopped
             stock = not self.result.changed and server is not None and not (
                 self.session.host.answers and self.serving.identity_problem({None}))
         found = self.session.node.share((absent, stock)).values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from patcher.client import ServerProblem
 from patcher.errors import DdtreePatchError, Interrupted, RollbackFailed
 from patcher.jobs.commit import undo
 from patcher.jobs.serving import Serving
@@ -14,11 +15,18 @@ from patcher.plan import Plan
 
 @dataclass(frozen=True)
 class ServerBefore:
-    """What the server was before the apply. `identities` is None where it did not answer."""
+    """What the server was before the apply: its process (id and start tick), None when there was none.
 
-    running: bool
+    `identities` is None where it did not answer.
+    """
+
+    process: tuple[int, int] | None
     patched: bool
     identities: set[str | None] | None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
 
 
 def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefore, failure: Exception) -> None:
@@ -37,6 +45,9 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
                 serving.service.stop()
                 step.detail = "stopped, as it was before"
                 return
+            if session.node.alone and _undisturbed(serving, before):
+                step.detail = f"process {before.process[0]} was never ended, and answers as before"
+                return
             report = serving.restart(patched=before.patched, sampled=False, identities=before.identities)
             with session.node.together():
                 serving.check_greedy_answer()
@@ -47,8 +58,20 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
         raise RollbackFailed(
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
             where=session.host.name, next_step="run these commands, in this order; the last ones on the host itself",
-            commands=[*manual, *serving.start_commands()], detail=error.detail,
+            commands=[*manual, *serving.service.by_hand()], detail=error.detail,
         ) from failure
+
+
+def _undisturbed(serving: Serving, before: ServerBefore) -> bool:
+    """Whether the very process from before answers as it did: its restart was refused, and would be again."""
+    server = serving.service.live()
+    if before.identities is None or server is None or (server["pid"], server["ticks"]) != before.process:
+        return False
+    try:
+        serving.check_greedy_answer()
+        return not serving.identity_problem(before.identities)
+    except ServerProblem:
+        return False
 
 
 def undo_files(session: Session, plan: Plan) -> None:
@@ -65,6 +88,8 @@ def _tool_command(session: Session, command: str, *options: str) -> str:
     """A command of this tool for the very installation that is being worked on."""
     host, target = session.host, session.target
     words = ["ddtree-patch", command, *(["--local"] if host.local else ["--host", host.name])]
+    if host.config:
+        words += ["--config", str(host.config.absolute())]
     if target.is_tree:
         words += ["--site-packages", target.site_packages]
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from patcher.services.flags import port_of
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
-from patcher.target import describe_process, redacted, serving_processes
+from patcher.target import describe_process, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
@@ -156,25 +155,6 @@ class Serving:
         self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
         self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]
         smoke.raise_if_failed(self.host.name)
-
-    def start_commands(self) -> list[str]:
-        """What an operator types on the host to start the server as it was before this tool restarted it."""
-        settings = self.host.service
-        control = list(settings.control)
-        if settings.kind == "systemd":
-            return [shlex.join(["systemctl", *(["--user"] if settings.scope == "user" else []), "restart",
-                                settings.unit])]
-        if settings.kind == "supervisor":
-            return [shlex.join([*(control or ["supervisorctl"]), "restart", settings.program])]
-        if settings.kind == "docker":
-            return [shlex.join([*(control or ["docker"]), "restart", settings.container])]
-        if settings.kind == "command":
-            return [shlex.join(settings.restart)]
-        kept = self.session.target.ask("state", put={}, get=["service"])["values"]["service"] or {}
-        original: Mapping[str, Any] | None = kept.get("original")
-        if original is None:
-            return []
-        return [f"cd {shlex.quote(original['cwd'])} && setsid {shlex.join(redacted(original['argv']))}"]
 
 
 def _names(identities: set[str | None]) -> str:

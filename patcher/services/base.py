@@ -6,6 +6,7 @@ Times are the host's own clock. A process is always found anew on the host, neve
 from __future__ import annotations
 
 import json
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ HOST_SCRIPT = Path(__file__).with_name("host_script.py")
 COMMAND_TIMEOUT_S = 600.0
 LOG_LIMIT = 8 << 20  # bytes of log that are fetched at most: the last ones
 LAST_LINES = 30
+UNREADABLE = "[the log cannot be read: "  # begins what log_since gives instead of a log
 # How exactly a process's start is known: its tick is 1/100 s, and the clock is adjusted by as much meanwhile.
 CLOCK_SLACK_S = 0.05
 
@@ -105,6 +107,10 @@ class Service(ABC):
     def failure(self) -> str | None:
         """Why the server will not come up by itself, in a few words; None while it may."""
 
+    @abstractmethod
+    def by_hand(self) -> list[str]:
+        """What an operator types on the host to start the server as it was before this tool restarted it."""
+
     def own_log_marker(self) -> dict[str, Any]:
         """A place in the log of the supervisor, used when the server writes to no file."""
         return {}
@@ -116,6 +122,11 @@ class Service(ABC):
     def port_in_namespace(self) -> int:
         """The port as the server's own network namespace has it."""
         return self.host.port
+
+    @property
+    def starts_stopped(self) -> bool:
+        """Whether a server that does not run is started by `apply`: one that can be stopped again is."""
+        return True
 
     # ---- the same for all -----------------------------------------------------------------------------------
 
@@ -153,14 +164,17 @@ class Service(ABC):
         return {"path": path, "offset": self.host.script("read_log", path=path, offset=0, limit=0)["size"]}
 
     def log_since(self, marker: Mapping[str, Any] | None = None) -> str:
-        """What was logged after `marker` (all of the current log without one); at most the last 8 MiB."""
+        """What was logged after `marker` (all of the current log without one); at most the last 8 MiB.
+
+        Begins with UNREADABLE when there is a log that cannot be read: nothing depends on a log alone.
+        """
         marker = marker or {}
         path = self._log_path()
         if not path:
             return self.own_log({} if "path" in marker else marker)
         offset = marker["offset"] if marker.get("path") == path else 0
         reply = self.host.script("read_log", path=path, offset=offset, limit=LOG_LIMIT)
-        return reply["text"] if reply["problem"] is None else f"[{path}: {reply['problem']}]"
+        return reply["text"] if reply["problem"] is None else f"{UNREADABLE}{path}: {reply['problem']}]"
 
     def last_log(self, marker: Mapping[str, Any] | None = None) -> str:
         """The last lines logged, for an error's detail."""
@@ -178,6 +192,16 @@ class Service(ABC):
         if check and done.rc != 0:
             raise self.refused(argv, done)
         return done
+
+    def read(self, argv: Sequence[str]) -> str:
+        """What a command prints on both streams, as the log; UNREADABLE and why when it fails."""
+        done = self.run(argv, check=False)
+        text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        return text if done.rc == 0 else f"{UNREADABLE}`{shlex.join(argv)}`: {text.strip()[-500:]}]"
+
+    def typed(self, argv: Sequence[str]) -> str:
+        """A command as an operator types it, who has the rights that this tool has."""
+        return shlex.join(["sudo", *argv] if self.host.connection.sudo else argv)
 
     def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
         """The error for a command that failed."""

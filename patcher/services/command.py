@@ -18,8 +18,15 @@ class CommandService(Service):
     def start(self, *, patched: bool = True) -> None:
         self.run(self._command("start"))
 
+    @property
+    def starts_stopped(self) -> bool:
+        return bool(self.settings.stop)
+
     def main_pid(self) -> int | None:
         return self.host.serving_pid()
+
+    def by_hand(self) -> list[str]:
+        return [self.typed(self.settings.restart)]
 
     def failure(self) -> str | None:
         return None  # nothing but the server itself can be asked

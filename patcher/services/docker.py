@@ -28,6 +28,9 @@ class DockerService(Service):
     def main_pid(self) -> int | None:
         return int(self._inspect()["State"]["Pid"]) or None
 
+    def by_hand(self) -> list[str]:
+        return [self.typed([*self._tool(), "restart", self.settings.container])]
+
     def failure(self) -> str | None:
         state = self._inspect()["State"]
         if state["Status"] in ("exited", "dead", "removing"):
@@ -45,8 +48,7 @@ class DockerService(Service):
 
     def own_log(self, marker: Mapping[str, Any]) -> str:
         since = marker.get("since") or self._inspect()["State"]["StartedAt"]
-        done = self.run([*self._tool(), "logs", "--since", since, self.settings.container])
-        return (done.stdout + done.stderr).decode("utf-8", "replace")
+        return self.read([*self._tool(), "logs", "--since", since, self.settings.container])
 
     def _log_path(self) -> str:
         # The container's standard output is a pipe to its runtime; a file that it has open is a path of its own tree.

@@ -6,6 +6,7 @@ beside it, so that `revert` brings back exactly that server, and a dead one can 
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from patcher.config import ServiceSettings
 from patcher.errors import NotReady
 from patcher.services.base import Service, ServiceHost
 from patcher.services.flags import apply_flags
+from patcher.target import redacted
 
 STATE = "service"
 GRACE_S = 60.0  # to end after TERM; again after KILL; again for the port
@@ -25,6 +27,10 @@ class ProcessService(Service):
     def __init__(self, settings: ServiceSettings, host: ServiceHost) -> None:
         super().__init__(settings, host)
         self._cached: Mapping[str, Any] | None = None
+
+    @property
+    def starts_stopped(self) -> bool:
+        return False  # how it is started is known from the running process
 
     def main_pid(self) -> int | None:
         return self.host.serving_pid()
@@ -82,6 +88,18 @@ class ProcessService(Service):
             umask=original["umask"], env_file=self._env_file(), log=log,
         )
         self._save({"original": original, "running": {**started, "argv": argv}})
+
+    def by_hand(self) -> list[str]:
+        original = self._state().get("original")
+        if original is None:
+            return []
+        # With the environment that was kept, which is not shown; nor are secrets on the command line.
+        server = redacted(original["argv"])
+        if self.host.connection.sudo:
+            server = ["setpriv", f"--reuid={original['uid']}", f"--regid={original['gid']}", "--init-groups", *server]
+        script = f'cd {shlex.quote(original["cwd"])} && exec env -i "$@" setsid {shlex.join(server)}'
+        return [self.typed(["xargs", "-0", "-a", self._env_file(), "sh", "-c", script, "server"])
+                + " >server.log 2>&1 </dev/null &"]
 
     def _log_path(self) -> str:
         running, server = self._state().get("running"), self.live()

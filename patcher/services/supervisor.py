@@ -11,17 +11,18 @@ from patcher.services.base import Service
 TAIL_BYTES = 1 << 20
 MARKER_CHARACTERS = 400
 STREAMS = ("stdout", "stderr")
+STOPPABLE = ("RUNNING", "STARTING", "BACKOFF")
 
 
 class SupervisorService(Service):
     kind = "supervisor"
 
     def restart(self, *, patched: bool = True) -> None:
-        self._state()
-        self._control("restart")
+        # To restart a program that gave up would print an error, although it is started then.
+        self._control("restart" if self._state()[0] in STOPPABLE else "start")
 
     def stop(self) -> None:
-        if self._state()[0] in ("RUNNING", "STARTING", "BACKOFF"):
+        if self._state()[0] in STOPPABLE:
             self._control("stop")
 
     def start(self, *, patched: bool = True) -> None:
@@ -31,6 +32,9 @@ class SupervisorService(Service):
     def main_pid(self) -> int | None:
         _, words = self._state()
         return int(words[words.index("pid") + 1].rstrip(",")) if "pid" in words else None
+
+    def by_hand(self) -> list[str]:
+        return [self.typed([*self._tool(), "restart", self.settings.program])]
 
     def failure(self) -> str | None:
         state, words = self._state()

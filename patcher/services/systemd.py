@@ -10,22 +10,32 @@ from patcher.errors import UsageProblem
 from patcher.services.base import Service
 
 PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"
+JOURNAL = ("journalctl", "--no-pager", "--quiet")
 
 
 class SystemdService(Service):
     kind = "systemd"
 
     def restart(self, *, patched: bool = True) -> None:
-        self._show()
-        self.run([*self._tool("systemctl"), "restart", self.settings.unit])
+        self._start("restart")
 
     def stop(self) -> None:
         self._show()
         self.run([*self._tool("systemctl"), "stop", self.settings.unit])
 
     def start(self, *, patched: bool = True) -> None:
+        self._start("start")
+
+    def by_hand(self) -> list[str]:
+        return [self.typed([*self._tool("systemctl"), action, self.settings.unit])
+                for action in ("reset-failed", "restart")]
+
+    def _start(self, action: str) -> None:
         self._show()
-        self.run([*self._tool("systemctl"), "start", self.settings.unit])
+        # The starts of a server that died again and again count against the unit's limit, and so would this one.
+        # Where that is not permitted, the start itself says so.
+        self.run([*self._tool("systemctl"), "reset-failed", self.settings.unit], check=False)
+        self.run([*self._tool("systemctl"), action, self.settings.unit])
 
     def main_pid(self) -> int | None:
         return int(self._show()["MainPID"]) or None
@@ -45,17 +55,15 @@ class SystemdService(Service):
                 "state": f"{shown['ActiveState']} ({shown['SubState']})"}
 
     def own_log_marker(self) -> dict[str, Any]:
-        out = self.run([*self._journal(), "--lines=0", "--show-cursor"]).stdout.decode("utf-8", "replace")
-        return {"cursor": out.rpartition("-- cursor: ")[2].strip()}
+        # Of the whole journal: a unit that has logged nothing yet has no place in it.
+        done = self.run([*JOURNAL, "--lines=0", "--show-cursor"], check=False)
+        return {"cursor": done.stdout.decode("utf-8", "replace").rpartition("-- cursor: ")[2].strip()}
 
     def own_log(self, marker: Mapping[str, Any]) -> str:
         since = [f"--after-cursor={marker['cursor']}"] if marker.get("cursor") else ["--boot"]
-        return self.run([*self._journal(), "--output=cat", *since]).stdout.decode("utf-8", "replace")
-
-    def _journal(self) -> list[str]:
         # The user's journal can be read through the system's tool; only the selector of the unit differs.
         selector = "--user-unit" if self.settings.scope == "user" else "--unit"
-        return ["journalctl", "--no-pager", "--quiet", f"{selector}={self.settings.unit}"]
+        return self.read([*JOURNAL, f"{selector}={self.settings.unit}", "--output=cat", *since])
 
     def _tool(self, name: str) -> list[str]:
         if self.settings.scope == "system":
