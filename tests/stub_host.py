@@ -11,13 +11,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from builders import PRISTINE, make_package, make_series
 
 LAUNCH_SERVER = b'''
 import hashlib
+import json
 import pathlib
+import sys
 from sglang import stub_sglang
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -34,6 +37,11 @@ class Patchable(stub_sglang.StubServer):
 
 if __name__ == "__main__":
     stub_sglang.StubServer = Patchable
+    stub_sglang.IDENTITY = IDENTITY
+    misbehaviour = pathlib.Path(sys.prefix).parent / "misbehaviour.json"
+    if misbehaviour.exists():
+        flags = json.loads(misbehaviour.read_text())
+        sys.argv += flags["always"] + (flags["patched"] if PATCHED else [])
     stub_sglang.main()
 '''
 SUITE = """
@@ -54,10 +62,10 @@ text = "two"
 class StubHost:
     """A target: `venv`, `site_packages`, `series_root` (for $DDTREE_PATCH_SERIES_ROOT), `config`, `port`."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, python: str = sys.executable) -> None:
         self.home = home
         self.venv = home / "venv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.venv)], check=True)
+        subprocess.run([python, "-m", "venv", "--without-pip", str(self.venv)], check=True)
         self.site_packages = next((self.venv / "lib").glob("python3*")) / "site-packages"
         stub = Path(__file__).with_name("stub_sglang.py").read_bytes()
         make_package(self.site_packages, {
@@ -91,13 +99,23 @@ kind = "process"
 
     def start_server(self, *flags: str, cwd: Path | None = None) -> subprocess.Popen:
         """Start the stub server, as an operator would by hand; returns when it answers."""
+        server = self.launch(*flags, cwd=cwd)
+        self.wait_answer()
+        return server
+
+    def launch(self, *flags: str, cwd: Path | None = None) -> subprocess.Popen:
+        """Start the stub server, and do not wait for it."""
         log = (self.home / "server.log").open("ab")
         argv = [f"{self.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(self.port), *flags]
         server = subprocess.Popen(argv, cwd=cwd or self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                   start_new_session=True)
         self.servers.append(server)
-        self.wait_answer()
         return server
+
+    def misbehave(self, *, patched: Sequence[str] = (), always: Sequence[str] = ()) -> None:
+        """From its next start on the server takes these flags too, wherever its command line stands; () ends it."""
+        text = json.dumps({"patched": list(patched), "always": list(always)})
+        (self.home / "misbehaviour.json").write_text(text)
 
     def wait_answer(self) -> None:
         deadline = time.monotonic() + 60
