@@ -19,7 +19,7 @@ LIMITS = [
     *("--max-running-requests", "16", "--cuda-graph-max-bs", "16", "--sleep-on-idle"),
 ]
 PROMPT = tokens_of(b"import os\nimport ")
-NEAR_TIE = 0.15  # nats: what rounding in bfloat16 may flip; half of all steps have more than four times as much
+NEAR_TIE = 0.3  # nats, what rounding may flip: logits of 16 to 32 are multiples of 0.125 in bfloat16
 LEAST_P = 0.001
 
 
