@@ -11,7 +11,8 @@ import os
 import re
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 from scripts.gpu.asking import ask, prompts
@@ -57,6 +58,7 @@ def run(run: Run) -> dict:
         server.wait_ready(420)
     plain = run.ports("plain")["plain"][0]
     asked = prompts(run.count(24, 6), 160)
+    half = len(asked) // 2
     texts = [
         a["output_ids"]
         for a in ask([plain], asked, {"temperature": 0, "max_new_tokens": 240, "ignore_eos": True}, 8)
@@ -66,9 +68,9 @@ def run(run: Run) -> dict:
         "thresholds": {"steps": run.count(STEPS, 200), "near_tie": NEAR_TIE, "growth_mib": GROWTH_MIB},
     }
     steps = {
-        "cold and warm": lambda: [_cold_and_warm(name, servers[name].port, plain, asked) for name in names],
+        "cold and warm": lambda: _on_each(servers, lambda n, port: _cold_and_warm(n, port, plain, asked[:half])),
         "load": lambda: _load(run, servers, plain, asked, texts),
-        "cold and warm, after": lambda: [_cold_and_warm(name, servers[name].port, plain, asked) for name in names],
+        "cold and warm, after": lambda: _on_each(servers, lambda n, port: _cold_and_warm(n, port, plain, asked[half:])),
     }
     found = run.steps("long", found, steps)
     found["complaints"] = {name: complaints(server.log) for name, server in servers.items()}
@@ -79,14 +81,17 @@ def run(run: Run) -> dict:
 
 
 def _passed(found: dict) -> bool:
-    rows = [row for key in ("cold and warm", "cold and warm, after") for row in found[key]]
-    load = found["load"]
-    return (
-        "failed" not in load
-        and load["passed"]
-        and all(row["passed"] for row in rows)
-        and not any(found["complaints"].values())
-    )
+    parts = [found[name] for name in ("cold and warm", "load", "cold and warm, after")]
+    if any("failed" in part for part in parts):
+        return False
+    rows = [*parts[0], parts[1], *parts[2]]
+    return all(row["passed"] for row in rows) and not any(found["complaints"].values())
+
+
+def _on_each(servers: dict[str, GpuServer], action: Callable[[str, int], dict]) -> list[dict]:
+    """action(name, port) of every server, all at once."""
+    with ThreadPoolExecutor(len(servers)) as pool:
+        return list(pool.map(lambda item: action(item[0], item[1].port), servers.items()))
 
 
 def _cold_and_warm(name: str, port: int, plain: int, asked: list[list[int]]) -> dict:
