@@ -247,7 +247,8 @@ def steps_by_batch(log: Path) -> tuple[Counter, list[int]]:
 
 
 def complaints(log: Path) -> list[str]:
-    lines = log.read_text(errors="replace").split("\n")
+    """Lines of trouble since the server was ready; what it says while it starts is judged by whether it started."""
+    lines = log.read_text(errors="replace").partition("The server is fired up")[2].split("\n")
     return [line[:300] for line in lines if any(sign in line for sign in COMPLAINTS)][:20]
 
 

@@ -12,6 +12,7 @@ from scripts.gpu.asking import ask, on_all, prompts, sample_many, tokens_of
 from scripts.gpu.exact import two_sample
 from scripts.gpu.fleet import ROOT, Run
 from scripts.gpu.greedy import differences
+from scripts.gpu.long_run import complaints
 from scripts.gpu.server import GpuServer, generate
 
 LIMITS = [
@@ -40,7 +41,7 @@ def run(run: Run) -> dict:
         "cached": lambda: _cached(ports, asked[: run.count(24, 2)]),
         "diverse": lambda: _diverse(ports),
         "exact": lambda: _exact(ports, run.count(20_000, 100), run.count(128, 25)),
-        "logs": lambda: {name: _complaints(server.log) for name, server in servers.items()},
+        "logs": lambda: {name: complaints(server.log) for name, server in servers.items()},
     }
     return run.steps("mla", found, steps)
 
@@ -136,8 +137,3 @@ def _exact(ports: dict[str, list[int]], samples: int, batch: int) -> list[dict]:
             row = {"server": name, "against": "plain", "cell": cell, "n": samples}
             rows.append(row | found | {"passed": found["p"] > LEAST_P / 4})  # four tests
     return rows
-
-
-def _complaints(log: Path) -> list[str]:
-    signs = ("Traceback", "illegal memory", "leak detected", "falling back to greedy")
-    return [line[:300] for line in log.read_text(errors="replace").split("\n") if any(s in line for s in signs)]
