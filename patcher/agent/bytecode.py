@@ -42,7 +42,12 @@ def remove(sources: Iterable[str], prefixes: Iterable[str]) -> None:
     for source in sources:
         for compiled in compiled_files(source, prefixes):
             unlink(compiled)
-        remove_empty([os.path.join(os.path.dirname(source), "__pycache__")])
+        remove_caches([source])
+
+
+def remove_caches(sources: Iterable[str]) -> None:
+    """Remove the caches beside SOURCES that are empty."""
+    remove_empty({os.path.join(os.path.dirname(source), "__pycache__") for source in sources})
 
 
 def restore(site: Site, saved: Mapping[str, dict]) -> None:

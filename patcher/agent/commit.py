@@ -45,6 +45,9 @@ def commit(site: Site, request: dict) -> dict:
     ignore_hangups()
     with locked(site, request.get("who", "")):
         step("check")
+        if os.path.exists(site.state(JOURNAL)):
+            raise Refusal("Conflict", "an earlier commit was undone, but what it left could not be removed",
+                          site.state(JOURNAL), "ddtree-patch status names the files; make their directories writable")
         work = Commit(site, request)
         try:
             work.back_up()
@@ -63,8 +66,10 @@ def commit(site: Site, request: dict) -> dict:
             step("decide")
             journal["phase"] = "committed"
             write_journal(site, journal)
-        except BaseException:
-            undo(site, {**journal, "phase": "writing"})
+        except BaseException as error:
+            left = undo(site, {**journal, "phase": "writing"})
+            if left and isinstance(error, Refusal):
+                error.reply["next"] += f"; everything was put back, but these could not be removed: {', '.join(left)}"
             raise
         finish(site, journal)
     return {"committed": True, "commit_time": work.time, "record": work.record_note, "steps": list(STEPS),

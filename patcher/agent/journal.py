@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -53,9 +54,10 @@ def write_journal(site: Site, journal: dict) -> None:
 def recover(site: Site, who: str) -> dict:
     """Undo or finish what a dead run left, unless another run is at work. Says which, and of which files.
 
+    "left": what could not be removed.
     Raises Refusal (RollbackFailed) where that cannot be done.
     """
-    nothing = {"recovered": "nothing", "files": []}
+    nothing = {"recovered": "nothing", "files": [], "left": []}
     if not any(os.path.exists(site.state(name)) for name in (JOURNAL, "lock")) or lock_holder(site):
         return nothing
     ignore_hangups()
@@ -76,9 +78,8 @@ def _recover(site: Site) -> dict | None:
     files = [item["path"] for item in journal["entries"] if item["path"] != RECORD]
     if journal["phase"] == "committed":
         finish(site, journal)
-        return {"recovered": "finished", "files": files}
-    undo(site, journal)
-    return {"recovered": "undone", "files": files}
+        return {"recovered": "finished", "files": files, "left": []}
+    return {"recovered": "undone", "files": files, "left": undo(site, journal)}
 
 
 def ignore_hangups() -> None:
@@ -87,41 +88,57 @@ def ignore_hangups() -> None:
         signal.signal(name, signal.SIG_IGN)
 
 
-def undo(site: Site, journal: dict) -> None:
-    """Put everything back as the journal found it, then drop it. May be killed and repeated."""
+def undo(site: Site, journal: dict) -> list[str]:
+    """Put everything back as the journal found it, then drop it. May be killed and repeated.
+
+    What cannot be removed (a directory became read-only) is given back, and the journal stays for the next command.
+    Raises Refusal (RollbackFailed) where a file cannot be put back.
+    """
     entries = entries_of(site, journal)
     replaced = _was_reinstalled(site, journal, entries)
     stuck = []
     for entry in reversed(entries):
         step(UNDO)
         try:
-            unlink(entry.new)
             found = hash_of(entry.file)
             if found == entry.before:
-                unlink(entry.old)
-            elif found == entry.after or found is None:
+                continue
+            if found == entry.after or found is None:
                 _put_back(site, entry)
-            elif replaced:
-                unlink(entry.old)  # the new installation's file is not ours to touch
-            else:
+            elif not replaced:  # else the new installation's file, which is not ours to touch
                 stuck.append((entry, "someone else changed it meanwhile"))
         except (OSError, Refusal) as error:
             stuck.append((entry, str(error)))
     if stuck:
         raise _hands_needed(site, stuck)
-    sources = [entry.file for entry in entries if entry.path != RECORD]
-    bytecode.remove(sources, journal["prefixes"])
-    if not replaced:
-        try:
-            bytecode.restore(site, journal["bytecode"])
-        except OSError:
-            bytecode.remove(sources, journal["prefixes"])  # no space: Python compiles them again
-    remove_empty(map(site.lengthen, journal["made_directories"]))
+    left = _clear(site, journal, entries, replaced)
     for folder in sorted({os.path.dirname(entry.file) for entry in entries}):
         if os.path.isdir(folder):
             sync_directory(folder)
-    unlink(site.state(JOURNAL))
-    collect_backups(site)
+    if not left:
+        unlink(site.state(JOURNAL))
+        collect_backups(site)
+    return left
+
+
+def _clear(site: Site, journal: dict, entries: list[Entry], replaced: bool) -> list[str]:
+    """Remove temporary files, new bytecode and new directories, and give the old bytecode back; gives what is left."""
+    old = {} if replaced else {site.lengthen(name): (name, value) for name, value in journal["bytecode"].items()}
+    intact = {path for path, (_, value) in old.items() if hash_of(path) == value["sha"]}
+    unwanted = [path for entry in entries for path in (entry.new, entry.old)]
+    unwanted += [path for entry in entries for path in bytecode.compiled_files(entry.file, journal["prefixes"])
+                 if path not in intact]
+    left = []
+    for path in unwanted:
+        try:
+            unlink(path)
+        except OSError:
+            left.append(path)
+    bytecode.remove_caches(entry.file for entry in entries)
+    with contextlib.suppress(OSError):  # no space: Python compiles them again
+        bytecode.restore(site, {name: value for path, (name, value) in old.items() if path not in intact})
+    remove_empty(map(site.lengthen, journal["made_directories"]))
+    return left
 
 
 def _was_reinstalled(site: Site, journal: dict, entries: list[Entry]) -> bool:

@@ -26,7 +26,7 @@ def answer(request: dict) -> dict:
     before = recover(site, request.get("who", ""))
     if request["op"] == "recover":
         return before
-    return {**OPERATIONS[request["op"]](site, request), "recovered": before["recovered"]}
+    return {**OPERATIONS[request["op"]](site, request), "recovered": before["recovered"], "left": before["left"]}
 
 
 def main() -> None:

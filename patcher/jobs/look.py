@@ -98,7 +98,10 @@ class Status(Look):
             self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
         if inspection["lock"]:
             self.facts["lock"] = inspection["lock"]
-        if inspection["journal"]:
+        if inspection["left"]:
+            self.facts["left behind"] = ("a commit was undone, but these could not be removed; the next command tries "
+                                         f"again: {', '.join(inspection['left'])}")
+        elif inspection["journal"]:
             self.facts["journal"] = "a commit was cut short and is not yet finished or undone"
         try:
             series = session.series()
