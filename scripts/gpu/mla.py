@@ -17,7 +17,7 @@ from scripts.gpu.server import GpuServer, generate
 
 LIMITS = [
     *("--mem-fraction-static", "0.3", "--context-length", "2048", "--max-total-tokens", "32768"),
-    *("--max-running-requests", "16", "--cuda-graph-max-bs", "16", "--sleep-on-idle"),
+    *("--max-running-requests", "32", "--cuda-graph-max-bs", "32", "--sleep-on-idle"),
 ]
 PROMPT = tokens_of(b"import os\nimport ")
 NEAR_TIE = 0.3  # nats, what rounding may flip: logits of 16 to 32 are multiples of 0.125 in bfloat16

@@ -33,6 +33,7 @@ LEAST_P = 0.001
 
 def run(run: Run) -> dict:
     servers: dict[str, GpuServer] = {}
+    folders: dict[int, Path] = {}  # of the traces, by port
     for name, venv, more in (
         ("tp2-tree", "patched", []),
         ("tp2-tree-follow", "follow", ["--disable-custom-all-reduce"]),
@@ -43,6 +44,7 @@ def run(run: Run) -> dict:
         env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)}
         args = [*run.small, *tree(32, 8), "--tp-size", "2", *more]
         servers[name] = run.start(name, python, PAIR / "target", args, env)
+        folders[servers[name].port] = folder
     for server in servers.values():
         server.wait_ready(420)
     asked = prompts(run.count(64, 4))
@@ -51,12 +53,13 @@ def run(run: Run) -> dict:
         "thresholds": {"steps": run.count(STEPS, 60), "differing steps": 0, "p": LEAST_P},
     }
     steps = {
-        "paths": lambda: [
-            _paths(run, name, servers[name].port, asked, run.count(STEPS, 60)) for name in servers
-        ],
+        "paths": lambda: on_all(
+            {name: [server.port] for name, server in servers.items()},
+            lambda ports: _paths(run, ports[0], folders[ports[0]], asked, run.count(STEPS, 60)),
+        ),
         "greedy": lambda: _greedy(run, servers, asked),
         "exact": lambda: _exact(run, servers),
-        "paths, all": lambda: [_compare(run.args.work / f"{name}-trace") | {"server": name} for name in servers],
+        "paths, all": lambda: {name: _compare(folders[server.port]) for name, server in servers.items()},
     }
     return run.steps("tp2", found, steps)
 
@@ -72,9 +75,8 @@ def _traced(venv: Path, copy: Path) -> Path:
     return copy / "bin" / "python"
 
 
-def _paths(run: Run, name: str, port: int, asked: list[list[int]], steps: int) -> dict:
-    """Ask until the ranks have committed `steps` sampled steps, alone and in batches, then compare."""
-    folder = run.args.work / f"{name}-trace"
+def _paths(run: Run, port: int, folder: Path, asked: list[list[int]], steps: int) -> dict:
+    """Ask until the ranks have committed `steps` steps, alone and in batches, then compare."""
     rng = random.Random(0)
 
     def client(width: int) -> int:
@@ -91,7 +93,7 @@ def _paths(run: Run, name: str, port: int, asked: list[list[int]], steps: int) -
         widths.append(width)
         with ThreadPoolExecutor(width) as pool:
             requests_steps += sum(pool.map(client, [width] * width))
-    return {"server": name, "widths": widths, "request_steps": requests_steps} | _compare(folder)
+    return {"widths": widths, "request_steps": requests_steps} | _compare(folder)
 
 
 def _lines(folder: Path, rank: int) -> list[str]:
