@@ -15,6 +15,7 @@ from scripts.gpu.asking import ask, on_all, prompts, sample_many
 from scripts.gpu.exact import PROMPT, two_sample
 from scripts.gpu.fleet import PAIR, Run, tree
 from scripts.gpu.greedy import differences
+from scripts.gpu.mla import NEAR_TIE
 from scripts.gpu.server import GpuServer, generate
 
 SERVERS = ("plain", "tree")  # on one GPU
@@ -50,7 +51,7 @@ def run(run: Run) -> dict:
     asked = prompts(run.count(64, 4))
     found = {
         "servers": {name: server.command()[1:] for name, server in servers.items()},
-        "thresholds": {"steps": run.count(STEPS, 60), "differing steps": 0, "p": LEAST_P},
+        "thresholds": {"steps": run.count(STEPS, 60), "differing steps": 0, "near_tie": NEAR_TIE, "p": LEAST_P},
     }
     steps = {
         "paths": lambda: on_all(
@@ -127,7 +128,8 @@ def _greedy(run: Run, servers: dict[str, GpuServer], asked: list[list[int]]) -> 
         texts = on_all(ports, lambda p, b=batch: [a["output_ids"] for a in ask(p, asked, params, b)])
         for one, other in (("tree", "plain"), *((n, o) for n in servers for o in ("plain", "tree"))):
             row = {"server": one, "against": other, "batch": batch, "prompts": len(asked)}
-            rows.append(row | differences(ports["plain"][0], asked, texts[one], texts[other]))
+            row |= differences(ports["plain"][0], asked, texts[one], texts[other])
+            rows.append(row | {"passed": all(p["margin"] < NEAR_TIE for p in row["parted"])})
     return rows
 
 
