@@ -38,6 +38,7 @@ SHAPES = {
     "wide": ("patched", [*ROOMY, *tree(63, 8)]),
     "follow": ("follow", [*ROOMY, *tree(32, 8)]),
 }
+WIDTHS = (1, 12, 3, 18, 2, 16, 4, 28, 5, 9, 7, 14, 6, 20, 8, 10, 11, 13, 15, 17)  # clients at a time
 STEPS = 20_000  # of batches, over all servers
 NEAR_TIE = 0.3  # nats, what rounding may flip: logits of 16 to 32 are multiples of 0.125 in bfloat16
 GROWTH_MIB = 128  # of a server's processes together, from one third of the load to its end
@@ -123,7 +124,6 @@ def _cold_and_warm(name: str, port: int, plain: int, asked: list[list[int]]) -> 
 
 
 def _load(run: Run, servers: dict[str, GpuServer], plain: int, asked: list, texts: list) -> dict:
-    widths = (1, 12, 3, 18, 2, 16, 4, 28, 5, 9, 7, 14, 6, 20, 8, 10, 11, 13, 15, 17)
     limits = {name: settled(server.port) for name, server in servers.items()}
     plans = {
         name: Plan(
@@ -131,7 +131,7 @@ def _load(run: Run, servers: dict[str, GpuServer], plain: int, asked: list, text
             context=CONTEXT,
             prompts=asked,
             texts=texts,
-            widths=run_widths(run, widths),
+            widths=WIDTHS[: run.count(len(WIDTHS), 4)],
             hold=run.count(30, 80) / 10,
             request_steps=run.count(30_000, 300),
             deadline=run.count(150, 240),
@@ -140,6 +140,7 @@ def _load(run: Run, servers: dict[str, GpuServer], plain: int, asked: list, text
         for number, (name, server) in enumerate(servers.items())
     }
     sizes = {name: [group_memory(server.process.pid)] for name, server in servers.items()}
+    logged = {name: server.log.stat().st_size for name, server in servers.items()}
     with ProcessPoolExecutor(len(plans), multiprocessing.get_context("spawn")) as pool:
         running = {name: pool.submit(run_load, plan) for name, plan in plans.items()}
         while not all(future.done() for future in running.values()):
@@ -149,25 +150,37 @@ def _load(run: Run, servers: dict[str, GpuServer], plain: int, asked: list, text
         seen = {name: future.result() for name, future in running.items()}
     rows = []
     for name, server in servers.items():
-        rows.append(_row(name, server, plain, seen[name], plans[name], limits[name], sizes[name]))
+        graphs, batches = graph_sizes(server.log), steps_by_batch(server.log, logged[name])
+        counted = {
+            "server": name,
+            "batch_steps": sum(batches.values()),
+            "graph_sizes": graphs,
+            "steps_by_batch": {str(bs): batches[bs] for bs in sorted(batches)},
+            "steps_above_the_graphs": sum(n for bs, n in batches.items() if bs > max(graphs, default=0)),
+        }
+        row = _row(server, plain, seen[name], plans[name], limits[name], sizes[name])
+        rows.append(counted | row)
     total = sum(row["batch_steps"] for row in rows)
     retracted = next(row["retractions"] for row in rows if row["server"] == "tight")
+    graphs = {size for row in rows for size in row["graph_sizes"]}
+    unseen = sorted(size for size in graphs if not any(row["steps_by_batch"].get(str(size)) for row in rows))
+    above = sum(row["steps_above_the_graphs"] for row in rows)
     return {
         "rows": rows,
+        "graph_sizes_without_a_step": unseen,
+        "steps_above_the_graphs": above,
         "batch_steps": total,
         "request_steps": sum(row["request_steps"] for row in rows),
-        "passed": total >= run.count(STEPS, 200) and retracted > 0 and all(row["passed"] for row in rows),
+        "passed": total >= run.count(STEPS, 200)
+        and retracted > 0
+        and bool(graphs or run.rehearsal)
+        and not unseen
+        and above > 0
+        and all(row["passed"] for row in rows),
     }
 
 
-def run_widths(run: Run, widths: tuple[int, ...]) -> tuple[int, ...]:
-    return widths[:4] if run.rehearsal else widths
-
-
-def _row(
-    name: str, server: GpuServer, plain: int, seen: Seen, plan: Plan, before: dict, sizes: list[float]
-) -> dict:  # fmt: skip
-    by_batch, graphs = steps_by_batch(server.log)
+def _row(server: GpuServer, plain: int, seen: Seen, plan: Plan, before: dict, sizes: list[float]) -> dict:
     margins = [_margin(plain, plan, part) for part in sorted(seen.parted)]
     try:
         after = settled(server.port)
@@ -179,14 +192,10 @@ def _row(
         after, healthy, fits = {"failed": repr(error)}, False, False
     growth = sizes[-1] - sizes[len(sizes) // 3]
     return {
-        "server": name,
         "seconds": round(seen.seconds, 1),
-        "batch_steps": sum(by_batch.values()),
         "request_steps": seen.request_steps,
         "tokens": seen.tokens,
         "asked": dict(seen.asked),
-        "steps_by_batch": {str(bs): by_batch[bs] for bs in sorted(by_batch)},
-        "graph_sizes": graphs,
         "retractions": seen.retractions,
         "cached_hits": seen.cached_hits,
         "wrong": seen.wrong[:20],
@@ -238,12 +247,16 @@ def settled(port: int) -> dict:
     return {name: load[name] for name in names}
 
 
-def steps_by_batch(log: Path) -> tuple[Counter, list[int]]:
-    """({batch size: decode steps} from a log that has every step, the sizes of the captured graphs)."""
-    text = log.read_text(errors="replace")
-    captured = re.search(r"Capture cuda graph bs \[([\d, ]+)\]", text)
-    graphs = [int(size) for size in captured[1].split(",")] if captured else []
-    return Counter(int(size) for size in re.findall(r"Decode batch[^\n]*?#running-req: (\d+)", text)), graphs
+def graph_sizes(log: Path) -> list[int]:
+    """Batch sizes that have a CUDA graph, by the server's log: of the target's runner, which is the first."""
+    captured = re.search(r"Capture cuda graph bs \[([\d, ]+)\]", log.read_text(errors="replace"))
+    return [int(size) for size in captured[1].split(",")] if captured else []
+
+
+def steps_by_batch(log: Path, since: int) -> Counter:
+    """{batch size: decode steps} of a log that has every step, from byte `since` on."""
+    text = log.read_bytes()[since:]
+    return Counter(int(size) for size in re.findall(rb"Decode batch[^\n]*?#running-req: (\d+)", text))
 
 
 def complaints(log: Path) -> list[str]:

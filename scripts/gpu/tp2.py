@@ -22,6 +22,7 @@ SERVERS = ("plain", "tree")  # on one GPU
 STEPS = 2000  # to compare, on each server
 # SGLang's defaults but for what some hosts must not use.
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+ON_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # two ranks on one CPU
 SAMPLING = (
     {"temperature": 1.0},
     {"temperature": 0.6, "top_p": 0.9},
@@ -42,7 +43,7 @@ def run(run: Run) -> dict:
         folder = run.args.work.absolute() / f"{name}-trace"
         folder.mkdir(exist_ok=True)
         python = _traced(run.python(venv).parents[1], run.args.work.absolute() / f"{name}-venv")
-        env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)}
+        env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)} | (ON_CPU if run.rehearsal else {})
         args = [*run.small, *tree(32, 8), "--tp-size", "2", *more]
         servers[name] = run.start(name, python, PAIR / "target", args, env)
         folders[servers[name].port] = folder
