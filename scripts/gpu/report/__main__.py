@@ -1,0 +1,65 @@
+"""Write docs/gpu-results.md and its plots from the newest JSON file of each experiment in docs/gpu."""
+
+from scripts.gpu.report import others, sampling, speed
+from scripts.gpu.report.documents import DOCS, Section, newest, table, verdict
+
+# What is said of an experiment of which there is no document.
+NOT_RUN = {
+    "op": "the op against the reference walk",
+    "greedy": "greedy texts over 100 prompts and batches of 1, 4 and 16",
+    "exact": "sampled distributions against plain decoding",
+    "texts": "whole 32-token texts",
+    "sweep": "acceptance on servers, the chain among them",
+    "acceptance": "acceptance over the whole grid of budgets and candidates",
+    "cost": "the cost of a step on an 8B shape",
+    "tp2": "tensor parallel 2",
+    "mla": "an MLA + MoE target",
+    "long": "long runs with requests joining and leaving, up to the context limit",
+    "tool": "the whole tool (apply, restart, smoke suite, revert) on a GPU host",
+    "refusals": "unsupported combinations on a GPU host",
+}
+
+
+def sections(found: dict[str, dict]) -> list[Section]:
+    made = []
+    for name, write in (
+        ("op", sampling.op),
+        ("greedy", sampling.greedy),
+        ("exact", sampling.exact),
+        ("texts", sampling.texts),
+        ("sweep", speed.chain),
+    ):
+        if name in found:
+            made.append(write(found[name]))
+    if "acceptance" in found or "sweep" in found:
+        made.append(speed.acceptance(found.get("acceptance"), found.get("sweep")))
+    if "cost" in found:
+        made.append(speed.cost(found["cost"]))
+    return made + [others.section(name, found[name]) for name in others.TITLES if name in found]
+
+
+def main() -> None:
+    found = newest()
+    made = sections(found)
+    missing = [what for name, what in NOT_RUN.items() if name not in found]
+    missing += [what for section in made for what in section.missing]
+    lines = [
+        "# Measured on a GPU",
+        "",
+        "Written by `python3 -m scripts.gpu.report` from the newest JSON file of each experiment in `docs/gpu`; they "
+        "hold "
+        "date, versions, command and all figures. `scripts/gpu/README.md` says how to run them.",
+        "",
+    ]
+    rows = [(*row[:4], verdict(row[4])) for section in made for row in section.rows]
+    lines += table(("what", "n", "threshold", "found", ""), rows)
+    lines += ["## Not run", "", *(f"- {what}" for what in dict.fromkeys(missing)), ""] if missing else []
+    for section in made:
+        lines += [f"## {section.title}", "", *section.lines]
+        if lines[-1]:
+            lines.append("")
+    (DOCS / "gpu-results.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()

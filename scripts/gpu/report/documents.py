@@ -1,0 +1,57 @@
+"""The JSON files of docs/gpu, and what the sections of the report are made of."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@dataclass
+class Section:
+    """What one experiment has to say. `rows`: (what, n, threshold, found, passed) of the table at the top;
+    `missing`: what of it was not run."""
+
+    title: str
+    lines: list[str] = field(default_factory=list)
+    rows: list[tuple[str, str, str, str, bool]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def newest(folder: Path = DOCS / "gpu") -> dict[str, dict]:
+    """{experiment: its newest document}; rehearsals are no measurements."""
+    found: dict[str, dict] = {}
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text())
+        name = document["experiment"]
+        if not document.get("rehearsal") and (name not in found or document["date"] > found[name]["date"]):
+            found[name] = document
+    return found
+
+
+def measured_on(document: dict) -> str:
+    host, versions = document["host"], document["host"]["versions"]
+    where = ", ".join(sorted(set(host["gpus"]))) or f"CPU, {host['cores']} cores"
+    count = f"{len(host['gpus'])} x " if len(host["gpus"]) > 1 else ""
+    of = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"{document['date'][:10]}, {count}{where}, Python {host['python']}, {of}. `{document['command']}`"
+
+
+def failed_steps(result: dict) -> list[str]:
+    """Steps that raised: their name and the exception's last line."""
+    return [
+        f"{name}: {found['failed'].strip().split(chr(10))[-1]}"
+        for name, found in result.items()
+        if isinstance(found, dict) and "failed" in found
+    ]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    lines += [f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |" for row in rows]
+    return [*lines, ""]
+
+
+def verdict(passed: bool) -> str:
+    return "passed" if passed else "FAILED"

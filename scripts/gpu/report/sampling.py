@@ -1,0 +1,164 @@
+"""Sections on what is emitted: the op, greedy texts, sampled texts."""
+
+import re
+import statistics
+
+from scipy import stats
+
+from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
+
+LEAST_P = 0.001  # divided by the number of tests
+NEAR_TIE = 0.3  # nats: logits of 16 to 32 are multiples of 0.125 in bfloat16
+MUST_BE_REJECTED = "tree-loose"
+
+
+def op(document: dict) -> Section:
+    result = document["result"]
+    passed = result["pytest_exit"] == 0
+    covered = [line.removeprefix("covered: ") for line in result.get("covered", [])]
+    trees = sum(int(re.match(r"\d+", line)[0]) for line in covered)
+    section = Section("1. The op is the reference walk", [measured_on(document), ""])
+    section.lines += [
+        "`tests/gpu`: `predicts`, `accept_index` and `accept_token_num` equal bit for bit what the walk gives that "
+        "`verify` ships; among the calls are coins of 0 and 1, children without mass and an S below the tree's depth, "
+        "where the walk stops at S nodes and the last token is drawn from the whole row. The traps behave as known: a "
+        "coin of 0 accepts a child without mass, dirty scratch is taken away from every token, a NaN row gives the "
+        "last "
+        "id of the vocabulary, a final coin of 1 the last token that has mass.",
+        "",
+        *(f"- {line}" for line in covered),
+        "",
+    ]
+    section.rows.append(("op = reference walk", f"{trees or 10_000:,} trees", "0 differ", verdict(passed), passed))
+    if not covered:
+        section.missing.append("the op at N above 17 and vocabularies above 320")
+    return section
+
+
+def greedy(document: dict) -> Section:
+    section = Section("2. Greedy texts are unchanged", [measured_on(document), ""])
+    section.lines += [
+        "Every server's texts at T = 0 against plain decoding's, CUDA graphs on. The yardstick is stock DFLASH against "
+        "plain decoding on the stock release: the shape of a batch alone flips near-ties in bfloat16, and plain "
+        "decoding differs from itself between batches. Margin: of the two best tokens that plain decoding sees where "
+        "two texts part, the difference of log-probabilities.",
+        "",
+    ]
+    rows = [row for found in document["result"].values() if isinstance(found, list) for row in found]
+    shown = []
+    for row in rows:
+        margins = [parted["margin"] for parted in row["parted"]]
+        texts_of = f"{row['prompts']} x {row['tokens']}"
+        where = ("", "", "")
+        if margins:
+            place = statistics.median(parted["at"] for parted in row["parted"])
+            where = (f"{place:.0f}", f"{statistics.median(margins):.3f}", f"{max(margins):.3f}")
+        shown.append((row["server"], row["against"], row["batch"], texts_of, row["differing"], *where))
+    section.lines += table(
+        ("server", "against", "batch", "prompts x tokens", "differ", "median place", "median margin", "largest margin"),
+        shown,
+    )
+    by = {(row["server"], row["against"], row["batch"]): row for row in rows}
+    for batch in (1, 4, 16):
+        yardstick = by.get(("dflash-stock", "plain", batch))
+        if yardstick is None:
+            section.missing.append(f"greedy texts at batch {batch}")
+            continue
+        for server in ("tree", "chain"):
+            row = by[server, "plain", batch]
+            counts = [(r["differing"], r["prompts"] - r["differing"]) for r in (row, yardstick)]
+            p = float(stats.fisher_exact(counts, alternative="greater").pvalue)
+            largest = max((parted["margin"] for parted in row["parted"]), default=0.0)
+            passed = p > 0.01 and largest < NEAR_TIE
+            section.rows.append((
+                f"greedy: {server}, batch {batch}", f"{row['prompts']} x {row['tokens']}",
+                f"no more differ than of stock DFLASH (Fisher p > 0.01); margins < {NEAR_TIE}",
+                f"{row['differing']} against {yardstick['differing']}, p {p:.2g}, margin <= {largest:.3f}", passed,
+            ))  # fmt: skip
+    section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
+    return section
+
+
+def exact(document: dict) -> Section:
+    section = Section("3a. Sampling is exact: the first three tokens", [measured_on(document), ""])
+    section.lines += [
+        "The trained pair of `tests/models`, CUDA graphs, triton attention, pytorch sampling backend. First three "
+        "tokens "
+        "after a prompt, each server against plain decoding on the stock release, two-sample chi-square over the texts "
+        "(rare ones pooled). `tree` decides by the op, `tree-follow` by sample-and-follow; `tree-loose` runs with "
+        "`--speculative-accept-threshold-acc 0.5` and must be rejected.",
+        "",
+    ]
+    rows = [
+        row for name, found in document["result"].items() if name[:2] in ("T ", "mi") and isinstance(found, list)
+        for row in found
+    ]  # fmt: skip
+    tests = sum(row["server"] != MUST_BE_REJECTED for row in rows)
+    least = LEAST_P / max(tests, 1)
+    shown, passed_all, rejected = [], True, None
+    for row in rows:
+        passed = row["p"] > least and row.get("greedy_equal", True)
+        if row["server"] == MUST_BE_REJECTED:
+            rejected = row["p"] <= least
+            said = "rejected, as it must be" if rejected else "not rejected: FAILED"
+        else:
+            passed_all &= passed
+            said = verdict(passed) + ("; greedy rows greedy" if row.get("greedy_equal") else "")
+        shown.append((row["server"], row["T"], row["cell"], row["n"], row["categories"], f"{row['chi2']:.0f}",
+                      f"{row['p']:.2g}", said))  # fmt: skip
+    section.lines += [f"Threshold: p > {least:.1e} (0.001, Bonferroni over the {tests} tests).", ""]
+    section.lines += table(("server", "T", "cell", "n", "categories", "chi2", "p", ""), shown)
+    worst = min((row["p"] for row in rows if row["server"] != MUST_BE_REJECTED), default=1.0)
+    section.rows.append((
+        "sampling is exact, first 3 tokens", f"{tests} tests x {min((r['n'] for r in rows), default=0):,}",
+        f"p > {least:.1e}", f"least p {worst:.2g}", passed_all and bool(tests),
+    ))  # fmt: skip
+    if rejected is not None:
+        section.rows.append(
+            (
+                "the harness rejects threshold-acc 0.5",
+                "",
+                f"p <= {least:.1e}",
+                "rejected" if rejected else "not",
+                rejected,
+            )
+        )
+    have = {(float(row["T"]), row["cell"]) for row in rows if row["server"] == "tree"}
+    cells = ("plain", "top_p 0.9", "top_k 20", "min_p 0.05", "top_k 20, top_p 0.9", "mixed with greedy")
+    section.missing += [f"sampling at T = {t}, {c}" for t in (0.6, 1.0) for c in cells if (t, c) not in have]
+    section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
+    return section
+
+
+def texts(document: dict) -> Section:
+    section = Section("3b. Sampling is exact: whole texts", [measured_on(document), ""])
+    rows = [row for found in document["result"].values() if isinstance(found, list) for row in found]
+    tested = [row for row in rows if row["server"] != MUST_BE_REJECTED]
+    least = LEAST_P / max(3 * len(tested), 1)
+    section.lines += [
+        "Can anything tell a server's texts from plain decoding's? A classifier on byte n-grams (5-fold), the length "
+        "of the "
+        "first line (chi-square), the counts of all bigrams (exchanges of whole texts). `tree-loose` must be told by "
+        "at "
+        f"least one of them. Threshold: p > {least:.1e} (0.001, Bonferroni over the {3 * len(tested)} tests).",
+        "",
+    ]
+    shown = []
+    for row in rows:
+        ps = [row[test]["p"] for test in ("classifier", "first_line", "bigrams")]
+        passed = min(ps) > least
+        loose = row["server"] == MUST_BE_REJECTED
+        # The exchanges cannot give less than one in their number.
+        told = min(ps[:2]) <= least or row["bigrams"]["p"] < LEAST_P
+        said = ("told apart, as it must be" if told else "not told apart: FAILED") if loose else verdict(passed)
+        shown.append((row["server"], row["T"], f"2 x {row['n']} x {row['tokens']}",
+                      f"{row['classifier']['accuracy']:.3f}", *(f"{p:.2g}" for p in ps), said))  # fmt: skip
+        section.rows.append((
+            f"whole texts: {row['server']}, T {row['T']}", f"2 x {row['n']}",
+            "told apart" if loose else f"p > {least:.1e}", f"least p {min(ps):.2g}", told if loose else passed,
+        ))  # fmt: skip
+    section.lines += table(
+        ("server", "T", "n x tokens", "accuracy", "p classifier", "p first line", "p bigrams", ""), shown
+    )
+    section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
+    return section

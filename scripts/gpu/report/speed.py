@@ -1,0 +1,254 @@
+"""Sections on what it brings and costs: the chain, acceptance, the cost of a step."""
+
+import math
+
+from scripts.gpu.report import plots
+from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
+
+GOAL = 1.25  # tree / chain at budget 32, at every temperature
+TEMPERATURES = (0.0, 0.6, 1.0)
+BUDGETS, TOPKS = (7, 15, 31, 63), (1, 2, 4, 8)
+SERVER_POINTS = {"chain": (7, 1), "b15k4": (15, 4), "tree": (32, 8), "b63k8": (63, 8)}
+ALONE, COMBINED = 1.03, 1.05  # a sampled step over the greedy step: T alone, and with top-k, top-p or min-p
+
+
+def _points(sweep: dict) -> dict[tuple[str, float], dict]:
+    rows = [row for found in sweep["result"].values() if isinstance(found, list) for row in found]
+    return {(row["server"], row["T"]): row for row in rows}
+
+
+def chain(sweep: dict) -> Section:
+    points = _points(sweep)
+    section = Section("4. A chain is a chain", [measured_on(sweep), ""])
+    section.lines += [
+        "DDTREE with topk 1 and budget 7, the pair's block less one, against DFLASH on the same prompts: tokens per "
+        "verify "
+        "step, all steps pooled (± the standard error over prompts). Its greedy text is compared in section 2.",
+        "",
+    ]
+    shown = []
+    for t in TEMPERATURES:
+        if ("chain", t) not in points:
+            section.missing.append(f"the chain at T = {t}")
+            continue
+        one, other = points["chain", t], points["dflash-stock", t]
+        error = math.hypot(one["standard_error"], other["standard_error"])
+        difference = one["accept_length"] - other["accept_length"]
+        passed = abs(difference) <= 3 * error
+        patched = points.get(("dflash", t))
+        shown.append((t, _length(other), _length(patched) if patched else "", _length(one), f"{difference:+.3f}",
+                      verdict(passed)))  # fmt: skip
+        section.rows.append((
+            f"chain = DFLASH, T {t}", f"{one['prompts']} x {one['tokens']} tokens, {one['steps']} steps",
+            f"within {3 * error:.2f} (3 standard errors)", f"{difference:+.3f}", passed,
+        ))  # fmt: skip
+    section.lines += table(("T", "DFLASH stock", "DFLASH patched", "chain", "chain - stock", ""), shown)
+    return section
+
+
+def _length(row: dict) -> str:
+    return f"{row['accept_length']:.2f} ± {row['standard_error']:.2f}"
+
+
+def acceptance(grid: dict | None, sweep: dict | None) -> Section:
+    """`grid`: of the experiment acceptance; `sweep`: of servers."""
+    section = Section("5. Acceptance")
+    points = _points(sweep) if sweep else {}
+    by = {}
+    if grid:
+        result = grid["result"]
+        by = {(row["T"], row["budget"], row["topk"], row["draft_temperature"]): row for row in result["rows"]}
+        _grid_tables(section, grid, by)
+        _tried(section, by, result["ranks"])
+    else:
+        section.missing.append("acceptance over the whole grid of budgets and candidates")
+    if sweep:
+        shown = []
+        for t in TEMPERATURES:
+            for server, (budget, topk) in SERVER_POINTS.items():
+                if (server, t) not in points:
+                    continue
+                row, base = points[server, t], points["dflash-stock", t]
+                computed = by.get((t, budget, topk, 1.0))
+                off = ""
+                if computed:
+                    error = math.hypot(row["standard_error"], computed["standard_error"])
+                    off = f"{(row['accept_length'] - computed['accept_length']) / error:+.1f}"
+                ratio = row["accept_length"] / base["accept_length"]
+                shown.append(
+                    (t, budget, topk, _length(row), _length(computed) if computed else "", off, f"{ratio:.2f}")
+                )
+                if server == "tree":
+                    section.rows.append((
+                        f"tree / chain at budget 32, T {t}", f"{row['prompts']} x {row['tokens']} tokens, servers",
+                        f">= {GOAL}", f"{ratio:.2f}", ratio >= GOAL,
+                    ))  # fmt: skip
+        section.lines += [f"Servers. {measured_on(sweep)}", ""]
+        section.lines += table(
+            ("T", "budget", "topk", "on a server", "computed", "difference / standard error", "over stock DFLASH"),
+            shown,
+        )
+    else:
+        section.missing.append("acceptance on servers")
+    return section
+
+
+def _grid_tables(section: Section, grid: dict, by: dict) -> None:
+    result = grid["result"]
+    section.lines += [
+        f"The whole grid, computed. {measured_on(grid)}",
+        "",
+        f"{result['prompts']} prompts of Python source, {result['tokens']} tokens each, written by the target alone; "
+        "the trees "
+        "are built by the series' own `build_tree` from the draft's logits at every place of those texts, and a step "
+        "accepts the tree's path along the text (see `scripts/gpu/tree_acceptance.py`). All configurations see the "
+        "same "
+        "texts. Topk 1 is DFLASH's chain, whatever the budget. Tokens per step, and over the chain:",
+        "",
+        "![acceptance by budget, topk and temperature](gpu/acceptance.svg)",
+        "",
+    ]
+    plots.acceptance(by, TEMPERATURES, BUDGETS, TOPKS)
+    shown = []
+    for t in TEMPERATURES:
+        base = by[t, 7, 1, 1.0]
+        for budget in BUDGETS:
+            lengths = [by[t, budget, topk, 1.0]["accept_length"] for topk in TOPKS]
+            shown.append((t, budget, *(f"{x:.2f} ({x / base['accept_length']:.2f})" for x in lengths)))
+        ratio = by[t, 32, 8, 1.0]["accept_length"] / base["accept_length"]
+        section.rows.append((
+            f"tree / chain at budget 32, T {t}", f"{result['prompts']} x {result['tokens']} tokens, computed",
+            f">= {GOAL}", f"{ratio:.2f}", ratio >= GOAL,
+        ))  # fmt: skip
+    section.lines += table(("T", "budget", *(f"topk {topk}" for topk in TOPKS)), shown)
+
+
+def _tried(section: Section, by: dict, ranks: list[dict]) -> None:
+    tried = sorted({key[3] for key in by if key[1:3] == (32, 8)})
+    rows = [(t, *(f"{by[t, 32, 8, sharpened]['accept_length']:.3f}" for sharpened in tried)) for t in TEMPERATURES]
+    section.lines += [
+        "Draft temperatures other than 1 at budget 32, topk 8 (the trees' weights sharpened or flattened):",
+        "",
+    ]
+    section.lines += table(("T", *(f"draft temperature {sharpened:g}" for sharpened in tried)), rows)
+    section.lines += [
+        "Where the target's token stands among the draft's candidates, by depth (share of all places):",
+        "",
+    ]
+    rows = []
+    for found in ranks:
+        for depth, shares in enumerate(found["share"], 1):
+            groups = (shares[0], shares[1], sum(shares[2:4]), sum(shares[4:8]), shares[8])
+            rows.append((found["T"], depth, *(f"{share:.2f}" for share in groups)))
+    section.lines += table(("T", "depth", "best", "second", "3 to 4", "5 to 8", "none of 8"), rows)
+
+
+# ---- the cost of a step --------------------------------------------------------------------------------------
+
+
+def cost(document: dict) -> Section:
+    result = document["result"]
+    section = Section("6. The cost of a step", [measured_on(document), ""])
+    shape, draft = result["shape"], result["draft"]
+    section.lines += [
+        f"Target: {shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}, vocabulary "
+        f"{shape['vocab_size']:,}; draft: "
+        f"{draft['num_hidden_layers']} layers, block {draft['block_size']}; dummy weights in bfloat16; DDTREE with "
+        "budget "
+        f"{result['budget']}, topk {result['topk']}. Whole steps, from the start of one to the start of the next, "
+        "scheduler "
+        "included, without timers inside; medians. In brackets: over the same server's greedy step, the median over "
+        "rounds. "
+        "With dummy weights the target's rows are nearly flat, the hardest case for top-p; in the peaked modes 60 "
+        "tokens "
+        "are biased, as the rows of trained models are.",
+        "",
+        "![time of a step](gpu/cost.svg)",
+        "",
+    ]
+    servers = [name for name in ("ddtree", "dflash", "dflash-stock") if "steps" in result.get(name, {})]
+    section.missing += [
+        f"cost of a step: {name}" for name in ("ddtree", "dflash", "dflash-stock") if name not in servers
+    ]
+    steps = {name: {(row["batch"], row["mode"]): row for row in result[name]["steps"]} for name in servers}
+    plots.cost(steps)
+    if "ddtree" in steps:
+        shown = []
+        for batch, mode in steps["ddtree"]:
+            cells = []
+            for name in servers:
+                row = steps[name].get((batch, mode))
+                cells.append(f"{row['step_ms']:.2f} ({_over_greedy(steps[name], batch, mode):.3f})" if row else "")
+            shown.append((batch, mode, *cells, sum(s[batch, mode]["n"] for s in steps.values() if (batch, mode) in s)))
+            if mode.startswith("T=1") and "peaked" not in mode:
+                ratio, limit = _over_greedy(steps["ddtree"], batch, mode), ALONE if mode == "T=1" else COMBINED
+                section.rows.append((
+                    f"sampled / greedy step: {mode}, batch {batch}", f"{steps['ddtree'][batch, mode]['n']} steps",
+                    f"<= {limit}", f"{ratio:.3f}", ratio <= limit,
+                ))  # fmt: skip
+        section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
+    _parts(section, result, servers)
+    _first_use(section, result, servers)
+    section.lines += [f"- failed: {line}" for line in failed_steps(result)]
+    return section
+
+
+def _over_greedy(steps: dict, batch: int, mode: str) -> float:
+    """Median over rounds of the ratio to the greedy step of the same round and the same bias."""
+    greedy = steps[batch, "T=0, peaked" if mode.endswith("peaked") else "T=0"]["rounds_ms"]
+    ratios = sorted(a / b for a, b in zip(steps[batch, mode]["rounds_ms"], greedy, strict=False))
+    return ratios[len(ratios) // 2]
+
+
+def _parts(section: Section, result: dict, servers: list[str]) -> None:
+    section.lines += [
+        "Parts of a step, medians in milliseconds: on the GPU from the first kernel to the last, waiting for the host "
+        "included (CUDA events), and in brackets the host's own time. Taken apart from the whole steps above, since "
+        "the "
+        "events cost some microseconds. Parts lie inside each other: `draft candidates` holds `draft head` and `draft "
+        "top-k`; `slots and mask` holds `slots` and `mask`; `decide` holds `target probabilities` and `walk`.",
+        "",
+    ]
+    for name in servers:
+        rows = [row for row in result[name]["parts"] if row["mode"] in ("T=0", "T=1", "T=1 top_k top_p")]
+        parts = list(dict.fromkeys(part for row in rows for part in row["parts"]))
+        header = (name, *(f"{row['batch']}, {row['mode']}" for row in rows))
+        section.lines += table(header, [(part, *(_part(row["parts"].get(part)) for row in rows)) for part in parts])
+        if name == "ddtree":
+            for row in rows:
+                found = row["parts"]
+                if row["mode"] == "T=0" and {"build", "mask"} <= set(found) and found["build"]["gpu_ms"] is not None:
+                    us = 1e3 * (found["build"]["gpu_ms"] + found["mask"]["gpu_ms"])
+                    section.rows.append((
+                        f"build + compile, batch {row['batch']}, budget {result['budget']}", f"{row['n']} steps",
+                        "<= 120 us for a batch up to 32 at budget 64", f"{us:.0f} us", us <= 120,
+                    ))  # fmt: skip
+        syncs = result[name]["syncs_before_commit"]
+        if syncs:
+            section.lines += [f"{name}: where the host waits for the GPU before the commit, times a step:", ""]
+            section.lines += table(
+                ("mode", "place", "times"), [(m, p, f"{n:.1f}") for m, found in syncs.items() for p, n in found.items()]
+            )
+
+
+def _part(found: dict | None) -> str:
+    if found is None:
+        return ""
+    gpu = "" if found["gpu_ms"] is None else f"{found['gpu_ms']:.3f} "
+    return f"{gpu}({found['host_ms']:.3f})"
+
+
+def _first_use(section: Section, result: dict, servers: list[str]) -> None:
+    modes = list(result[servers[0]]["first_use_s"]) if servers else []
+    section.lines += ["Seconds to the answer of a combination's first request after start, and of its second:", ""]
+    rows = [
+        (mode, *("{:.2f}, {:.2f}".format(*result[name]["first_use_s"][mode][:2]) for name in servers)) for mode in modes
+    ]
+    section.lines += table(("first use", *servers), rows)
+    if "ddtree" in servers:
+        stalls = {m: times[0] - min(times[1:]) for m, times in result["ddtree"]["first_use_s"].items()}
+        worst = max(stalls, key=stalls.get)
+        section.rows.append(
+            ("no first-use stall", f"{len(stalls)} combinations", "< 1 s", f"{stalls[worst]:.2f} s ({worst})",
+             stalls[worst] < 1)
+        )  # fmt: skip
