@@ -2,8 +2,8 @@
 
 The servers start together, and one at a time is asked while the others sleep. Whole steps are timed from the start of
 one to the start of the next, without any timer inside; the ways to sample take turns, round by round, so that their
-ratios come from one stretch of time. With dummy weights nothing is accepted and the target's rows are nearly flat, which is
-the hardest case for top-p; "peaked" modes bias 60 tokens, as a trained model's rows are.
+ratios come from one stretch of time. With dummy weights nothing is accepted and the target's rows are nearly flat,
+which is the hardest case for top-p; "peaked" modes bias 60 tokens, as a trained model's rows are.
 """
 
 import itertools

@@ -8,7 +8,8 @@ in SEAMS is first imported, functions of it are wrapped. A decode step gives one
 
 `parts` are taken while the file `FOLDER/parts` exists: the host's time inside the calls, and the time that passed on
 the GPU between the calls' first and last kernel (CUDA events). They cost some microseconds each, so a whole step is
-timed without them. `syncs` are taken while `FOLDER/syncs` exists: where, before the commit, the host waited for the GPU.
+timed without them. `syncs` are taken while `FOLDER/syncs` exists: where, before the commit, the host waited for the
+GPU.
 """
 
 import functools
