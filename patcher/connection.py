@@ -7,6 +7,7 @@ feeds standard input, drains both output streams at once and gives bytes back.
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 import socket
 import subprocess
@@ -33,6 +34,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CHUNK = 1 << 16
 DEAD_LINK_MS = 60_000  # how long sent bytes may stay unacknowledged
 SUDO = ("sudo", "-n", "--")
+# Start-up files of the login may have written lines before these.
+REFUSED_BY_SUDO = re.compile(rb"^(?:sudo: .*|Sorry, user .*|.* is not in the sudoers file.*)$", re.MULTILINE)
+NO_SUDO = re.compile(rb"\bsudo: (?:command not found|not found|\[Errno 2\])")
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,30 @@ class Connection(ABC):
         """
         self.round_trips += 1
         done = self._run([*SUDO, *argv] if self.sudo else list(argv), input, timeout, on_stderr or (lambda piece: None))
-        if self.sudo and done.rc == 1 and done.stderr.startswith(b"sudo: "):
-            raise AuthenticationProblem(
-                "sudo does not run this program without a password", where=self.name,
-                detail=done.stderr.decode(errors="replace").strip(),
-                next_step=f"allow it in sudoers: USER ALL=(root) NOPASSWD: {argv[0]} - or set sudo = false")
-        return done
+        return self._after_sudo(argv[0], done) if self.sudo else done
+
+    def _after_sudo(self, program: str, done: Completed) -> Completed:
+        """DONE, where the program ran. Raises AuthenticationProblem where sudo did not start it, or is not there."""
+        if done.rc == 127 and NO_SUDO.search(done.stderr):
+            raise AuthenticationProblem("there is no sudo on the host", where=self.name,
+                                        next_step="install sudo there, or connect as an account that needs none: "
+                                                  "sudo = false",
+                                        detail=done.stderr.decode(errors="replace").strip())
+        refusal = REFUSED_BY_SUDO.search(done.stderr) if done.rc == 1 else None
+        if refusal is None:
+            return done
+        if refusal[0].endswith(b": command not found"):
+            return Completed(127, done.stdout, done.stderr)  # as it is without sudo
+        # What sudoers has to say is the account's name and the full path; and what it says now is good to know.
+        ask = 'printf "<<%s:%s>>" "$(id -un)" "$(command -v "$1")"; sudo -n -l'
+        asked = self._run(["sh", "-c", ask, "sh", program], b"", 60, lambda piece: None)
+        said = re.search(r"<<(.*):(.*)>>((?s:.*))", asked.stdout.decode(errors="replace"))
+        account, path, allowed = said.groups() if said else ("USER", "", "")
+        raise AuthenticationProblem(
+            f"sudo does not run {program} without a password", where=self.name,
+            next_step=f"allow it in sudoers: {account} ALL=(root) NOPASSWD: {path or program} - or give the --venv "
+                      "whose interpreter it allows, or set sudo = false",
+            detail=f"{done.stderr.decode(errors='replace').strip()}\n{allowed.strip()}".strip())
 
     @abstractmethod
     def _run(self, argv: list[str], input: bytes, timeout: float | None,

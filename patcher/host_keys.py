@@ -52,7 +52,7 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
         if any(key.blob == shown and not key.marker for key in by_name):
             return
     facts = _facts(target, shown_type, shown)
-    add = f"{_scan_command(target)} >> {shlex.quote(str(_first_file(target)))}"
+    add = _adding(target)
     if any(key.key_type == shown_type for key in plain):
         file = next(key.file for key in plain if key.key_type == shown_type)
         forget = shlex.join(["ssh-keygen", "-R", target.known_as, "-f", str(file)])
@@ -63,7 +63,12 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
         have = ", ".join(sorted({key.key_type for key in plain}))
         raise HostKeyProblem(f"known_hosts has keys of this host ({have}), but not the {shown_type} key that it shows",
                              where=target.name, detail=facts, next_step=f"compare the fingerprint, then: {add}")
-    raise HostKeyProblem("the host key is not known", where=target.name, detail=facts,
+    what = "the host key is not known"
+    if any(key.marker == AUTHORITY for key in known):
+        what += "; known_hosts trusts a certificate authority for this host, but host certificates are not checked here"
+    if target.keeps_keys_in is None:
+        add = f"name a UserKnownHostsFile for {target.name} in ssh_config, where there is none that keeps a key; {add}"
+    raise HostKeyProblem(what, where=target.name, detail=facts,
                          next_step=f"compare the fingerprint with the host's, then: {add}")
 
 
@@ -104,13 +109,12 @@ def _facts(target: SshTarget, shown_type: str, shown: bytes) -> str:
     return f"{target.known_as} shows {shown_type} SHA256:{digest}; looked in: {files}"
 
 
-def _scan_command(target: SshTarget) -> str:
-    argv = ["ssh-keyscan", "-p", str(target.port), target.hostname]
+def _adding(target: SshTarget) -> str:
+    """The shell command that adds the key which the host shows to the user's known_hosts."""
+    if target.ssh:  # ssh-keyscan knows no jumps: ssh itself adds the key, for this host and for none of its jumps
+        return shlex.join([*target.ssh, "-o", "StrictHostKeyChecking=accept-new", target.name, "true"])
+    scan = shlex.join(["ssh-keyscan", "-p", str(target.port), target.hostname])
     if target.host_key_alias:
         # ssh-keyscan writes the address; under an alias the line must begin with the alias.
-        return f"{shlex.join(argv)} | sed {shlex.quote('s/^[^ #]*/' + target.host_key_alias + '/')}"
-    return shlex.join(argv)
-
-
-def _first_file(target: SshTarget) -> Path:
-    return target.known_hosts[0] if target.known_hosts else Path("~/.ssh/known_hosts").expanduser()
+        scan += f" | sed {shlex.quote('s/^[^ #]*/' + target.host_key_alias + '/')}"
+    return f"{scan} >> {shlex.quote(str(target.keeps_keys_in or Path('~/.ssh/known_hosts').expanduser()))}"

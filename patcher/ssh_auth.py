@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from paramiko.agent import AgentSSH
 
 from patcher.errors import AuthenticationProblem, HostUnreachable
 from patcher.ssh_config import SshTarget
+
+LOCKED = " needs a passphrase and no agent holds it"
 
 
 class KeyAgent(AgentSSH):
@@ -81,9 +84,9 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
 
 
 def _advice(target: SshTarget, notes: list[str]) -> str:
-    locked = [note.split(" ", 1)[0] for note in notes if "passphrase" in note]
+    locked = [note.removesuffix(LOCKED) for note in notes if note.endswith(LOCKED)]
     if locked:
-        return f"unlock the key in an agent first: ssh-add {locked[0]}"
+        return f"unlock the key in an agent first: {shlex.join(['ssh-add', locked[0]])}"
     if any("hung up" in note for note in notes):
         return f"name the right key for {target.name} in ssh_config: IdentityFile and IdentitiesOnly yes"
     return f"make `ssh {target.user}@{target.name} true` work without a question"
@@ -132,7 +135,7 @@ def _load(path: Path, notes: list[str]) -> paramiko.PKey | None:
         return None  # the default names need not exist
     except (paramiko.PasswordRequiredException, TypeError):
         # cryptography's word for "encrypted, and no passphrase was given" is TypeError
-        notes.append(f"{path} needs a passphrase and no agent holds it")
+        notes.append(f"{path}{LOCKED}")
     except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         notes.append(f"{path} cannot be read: {error}")
     return None

@@ -31,6 +31,8 @@ class SshTarget:
     identity_files: private keys to offer (``~`` and ``%`` tokens expanded); they need not exist.
     identity_agent: socket of the key agent, or None for no agent.
     known_hosts: files with accepted host keys; they need not exist.
+    keeps_keys_in: the file to which a newly accepted key is added; None where ssh_config keeps none (/dev/null).
+    ssh: the words of the ssh command that reaches this host, where it is not reached directly; else empty.
     """
 
     name: str
@@ -41,11 +43,13 @@ class SshTarget:
     identities_only: bool = False
     identity_agent: str | None = None
     known_hosts: tuple[Path, ...] = ()
+    keeps_keys_in: Path | None = None
     host_key_alias: str | None = None
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT
     alive_interval: int = 15
     proxy_command: str | None = None
     jumps: tuple[SshTarget, ...] = ()
+    ssh: tuple[str, ...] = ()
 
     @property
     def known_as(self) -> str:
@@ -62,10 +66,10 @@ def resolve(name: str, *, user: str | None = None, port: int | None = None) -> S
     name: a host name, address or alias of ssh_config. user and port win over ssh_config.
     Raises UsageProblem (a name or a configuration that ssh refuses), HostUnreachable (no ssh client).
     """
-    return _resolve(name, user, port, None, depth=0)
+    return _resolve(name, user, port, "", depth=0)
 
 
-def _resolve(name: str, user: str | None, port: int | None, jump: str | None, depth: int) -> SshTarget:
+def _resolve(name: str, user: str | None, port: int | None, jump: str, depth: int) -> SshTarget:
     if depth > MAX_JUMPS:
         raise UsageProblem("its ProxyJump settings never end", where=name,
                            next_step=f"see what `ssh -G {name}` says of proxyjump")
@@ -80,8 +84,9 @@ def _resolve(name: str, user: str | None, port: int | None, jump: str | None, de
     }
     timeout = first.get("connecttimeout", "none")
     command = first.get("proxycommand")
-    hosts_files = [path for key in ("userknownhostsfile", "globalknownhostsfile")
-                   for path in first.get(key, "").split() if path != "none"]
+    command = _expand(command, tokens) if command and command != "none" else None
+    jumps = _jumps(first.get("proxyjump"), depth)
+    own, shared = (_files(first.get(key, ""), tokens) for key in ("userknownhostsfile", "globalknownhostsfile"))
     return SshTarget(
         name=name,
         hostname=hostname,
@@ -91,13 +96,27 @@ def _resolve(name: str, user: str | None, port: int | None, jump: str | None, de
                              if path != "none"),
         identities_only=first.get("identitiesonly") == "yes",
         identity_agent=_agent_socket(first.get("identityagent"), tokens),
-        known_hosts=tuple(Path(_expand(path, tokens)) for path in hosts_files),
+        known_hosts=(*own, *shared),
+        keeps_keys_in=next((path for path in own if path != Path("/dev/null")), None),
         host_key_alias=alias,
         connect_timeout=DEFAULT_CONNECT_TIMEOUT if timeout == "none" else float(timeout),
         alive_interval=int(first.get("serveraliveinterval", "0")) or 15,
-        proxy_command=_expand(command, tokens) if command and command != "none" else None,
-        jumps=_jumps(first.get("proxyjump"), depth),
+        proxy_command=command,
+        jumps=jumps,
+        ssh=tuple(_ssh(user, port, jump)) if command or jumps or jump else (),
     )
+
+
+def _files(value: str, tokens: dict[str, str]) -> tuple[Path, ...]:
+    """The files of a setting that may name several. `ssh -G` prints a blank between two names like one inside a name,
+    so a word that does not begin as a path does is taken for the rest of the name before it."""
+    names: list[str] = []
+    for word in value.split(" ") if value else ():
+        if names and not word.startswith(("/", "~", "%", "${")) and word != "none":
+            names[-1] += f" {word}"
+        else:
+            names.append(word)
+    return tuple(Path(_expand(name, tokens)) for name in names if name != "none")
 
 
 def _jumps(proxy_jump: str | None, depth: int) -> tuple[SshTarget, ...]:
@@ -108,14 +127,14 @@ def _jumps(proxy_jump: str | None, depth: int) -> tuple[SshTarget, ...]:
     if not proxy_jump or proxy_jump == "none":
         return ()
     chain: list[SshTarget] = []
-    previous: str | None = None
+    passed: list[str] = []
     for spec in proxy_jump.split(","):
         user, host, port = _split_jump(spec)
-        hop = _resolve(host, user, port, previous, depth + 1)
-        if previous is None:
+        hop = _resolve(host, user, port, ",".join(passed), depth + 1)
+        if not passed:
             chain.extend(hop.jumps)
         chain.append(replace(hop, jumps=()))
-        previous = spec.strip()
+        passed.append(spec.strip())
     return tuple(chain)
 
 
@@ -128,8 +147,8 @@ def _split_jump(spec: str) -> tuple[str | None, str, int | None]:
     return match["user"], match["host"].strip("[]"), int(port) if port else None
 
 
-def _ask_ssh(name: str, user: str | None, port: int | None, jump: str | None) -> dict[str, list[str]]:
-    """The lines of ``ssh -G`` as key -> values, in the order in which ssh tries them."""
+def _ssh(user: str | None, port: int | None, jump: str) -> list[str]:
+    """The ssh command, but for the host: what it is told beside the configuration."""
     argv = ["ssh"]
     config = os.environ.get(SSH_CONFIG_VARIABLE)
     if config:
@@ -140,7 +159,12 @@ def _ask_ssh(name: str, user: str | None, port: int | None, jump: str | None) ->
         argv += ["-p", str(port)]
     if jump:
         argv += ["-J", jump]
-    argv += ["-T", "-G", "--", name]
+    return argv
+
+
+def _ask_ssh(name: str, user: str | None, port: int | None, jump: str) -> dict[str, list[str]]:
+    """The lines of ``ssh -G`` as key -> values, in the order in which ssh tries them."""
+    argv = [*_ssh(user, port, jump), "-T", "-G", "--", name]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except FileNotFoundError:

@@ -22,6 +22,7 @@ from patcher.errors import AuthenticationProblem, HostKeyProblem, HostUnreachabl
 from patcher.remote import call_agent
 from scripts.rig.sshd import Sshd
 from tests.installations import Installation
+from tests.ssh_keys import RunningAgent, new_key
 from tests.web import Pages
 
 Dial = Callable[..., Connection]
@@ -45,11 +46,6 @@ def dial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
     yield start
     for connection in opened:
         connection.close()
-
-
-def new_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)], check=True)
-    return path
 
 
 # ---------------------------------------------------------------- programs and ports
@@ -232,16 +228,12 @@ def test_a_key_of_another_type(sshd, dial: Dial, tmp_path: Path):
 # ---------------------------------------------------------------- keys of the user
 
 @pytest.fixture
-def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dial: Dial) -> Iterator[Callable[[Path], None]]:
-    """A key agent; call it to add a key."""
-    path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-    while not path.exists():
-        time.sleep(0.02)
-    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
-    yield lambda key: subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
-    process.terminate()
-    process.wait()
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dial: Dial) -> Iterator[Callable[..., None]]:
+    """A key agent; call it with a key, and its passphrase, to add that."""
+    running = RunningAgent(tmp_path)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(running.socket))
+    yield running.add
+    running.stop()
 
 
 def test_an_agent_with_many_keys(sshd, dial: Dial, agent, tmp_path: Path):
@@ -268,18 +260,14 @@ def test_too_many_keys_are_told(sshd, dial: Dial, agent, tmp_path: Path):
     assert failure.value.exit_code == 3
 
 
-def test_an_encrypted_key_without_a_terminal(sshd, dial: Dial, agent, tmp_path: Path):
+def test_an_encrypted_key_without_a_terminal(sshd, dial: Dial, agent):
     server = sshd()
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(server.client_key)], check=True,
                    capture_output=True)
     with pytest.raises(AuthenticationProblem) as failure:
         dial(server)
     assert failure.value.next_step == f"unlock the key in an agent first: ssh-add {server.client_key}"
-    ask = tmp_path / "askpass"
-    ask.write_text("#!/bin/sh\necho secret\n")
-    ask.chmod(0o755)
-    subprocess.run(["ssh-add", "-q", str(server.client_key)], check=True, stdin=subprocess.DEVNULL,
-                   env={**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"})
+    agent(server.client_key, "secret")
     assert dial(server).run(["true"]).rc == 0
 
 
