@@ -160,9 +160,10 @@ def _summary(windows: list[tuple], lines: list[dict]) -> dict:
 def write_shape(folder: Path, tiny: bool) -> tuple[Path, Path]:
     """Configurations of Qwen3-8B and of a draft for it, without weights; `tiny` for a rehearsal."""
     target, draft = folder / "target", folder / "draft"
+    layers, taken = (4, [0, 1, 2]) if tiny else (36, [1, 9, 17, 25, 33])
     base = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512 if tiny else 151_936,
-        "hidden_size": 128 if tiny else 4096, "num_hidden_layers": 36, "num_attention_heads": 4 if tiny else 32,
+        "hidden_size": 128 if tiny else 4096, "num_hidden_layers": layers, "num_attention_heads": 4 if tiny else 32,
         "num_key_value_heads": 2 if tiny else 8, "head_dim": 32 if tiny else 128,
         "intermediate_size": 128 if tiny else 12_288, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
@@ -170,10 +171,10 @@ def write_shape(folder: Path, tiny: bool) -> tuple[Path, Path]:
     }  # fmt: skip
     changes = {
         "architectures": ["DFlashDraftModel"],
-        "num_hidden_layers": 5,
+        "num_hidden_layers": len(taken),
         "block_size": BLOCK,
-        "num_target_layers": 36,
-        "dflash_config": {"mask_token_id": 500 if tiny else 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
+        "num_target_layers": layers,
+        "dflash_config": {"mask_token_id": 500 if tiny else 151_669, "target_layer_ids": taken},
     }
     for path, config in ((target, base), (draft, base | changes)):
         path.mkdir(parents=True, exist_ok=True)

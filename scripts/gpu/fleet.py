@@ -101,24 +101,29 @@ class Run:
         replicas.append(server)
         return server.start()
 
-    def start_pair(self, names: Iterable[str], deadline: float = 420) -> None:
-        """Start servers of SERVERS together, as far as they do not run yet; raises what `wait_ready` raises."""
-        began = time.monotonic()
-        fresh = [name for name in dict.fromkeys(names) if name not in self.servers]
-        for name in fresh:
-            wanted = SERVERS[name]
-            python = self.python(wanted.venv)
-            for _ in range(self.args.replicas if name in ("plain", "tree", "tree-follow") else 1):
-                self.start(name, python, PAIR / "target", [*self.small, *wanted.args])
-        for name in fresh:
+    def launch_pair(self, names: Iterable[str]) -> None:
+        """Start servers of SERVERS together, as far as they do not run yet; `wait_pair` waits for them."""
+        for name in dict.fromkeys(names):
+            if name not in self.servers:
+                wanted = SERVERS[name]
+                python = self.python(wanted.venv)
+                for _ in range(self.args.replicas if name in ("plain", "tree", "tree-follow") else 1):
+                    self.start(name, python, PAIR / "target", [*self.small, *wanted.args])
+
+    def wait_pair(self, deadline: float = 420) -> None:
+        """Until all servers are ready. One that is not by `deadline` (seconds from its start), or dies, is given up
+        with the end of its log: an experiment that needs it will say that it is missing."""
+        for name in list(self.servers):
             for server in self.servers[name]:
                 try:
                     server.wait_ready(deadline)
                 except (ServerDied, TimeoutError) as error:
                     print(f"  {name}: {error}", flush=True)
-                    self.stop(name)  # an experiment that needs it says that it is missing
+                    self.stop(name)
                     break
-        print(f"  {len(fresh)} servers: {time.monotonic() - began:.0f} s", flush=True)
+        after = [server.ready_after for replicas in self.servers.values() for server in replicas]
+        if after:
+            print(f"  {len(after)} servers, ready after {min(after):.0f} to {max(after):.0f} s", flush=True)
 
     def ports(self, *names: str) -> dict[str, list[int]]:
         """{name: ports of its replicas}; raises RuntimeError if one of them does not run."""

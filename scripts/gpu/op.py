@@ -5,6 +5,8 @@ import time
 
 from scripts.gpu.fleet import ROOT, Run
 
+MEANWHILE = True  # needs no server
+
 
 def run(run: Run) -> dict:
     began = time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path
 from scripts.gpu.fleet import Run
 
 # Each is a module with `run(run: Run) -> dict`, which runs the experiment and returns its result; what it needs of
-# fleet.SERVERS is in its SERVERS, and runs before it is called. Named in an order in which each helps the next.
+# fleet.SERVERS is in its SERVERS, and runs before it is called; one with MEANWHILE runs while those start.
 EXPERIMENTS = {
     "op": "scripts.gpu.op",
     "exact": "scripts.gpu.exact",
@@ -48,8 +48,12 @@ def main() -> int:
     modules = {name: import_module(EXPERIMENTS[name]) for name in args.experiments}
     run = Run(args)
     try:
-        run.start_pair(server for module in modules.values() for server in getattr(module, "SERVERS", ()))
-        for name, module in modules.items():
+        run.launch_pair(server for module in modules.values() for server in getattr(module, "SERVERS", ()))
+        waited = False
+        for name, module in sorted(modules.items(), key=lambda item: not getattr(item[1], "MEANWHILE", False)):
+            if not waited and not getattr(module, "MEANWHILE", False):
+                run.wait_pair()
+                waited = True
             print(name, flush=True)
             began = time.monotonic()
             try:

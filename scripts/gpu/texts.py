@@ -6,6 +6,8 @@ with its own values under random exchanges of whole texts between the two sides.
 """
 
 import itertools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from scipy import sparse, stats
@@ -28,10 +30,13 @@ def run(run: Run) -> dict:
         params = {"temperature": temperature, "max_new_tokens": TOKENS, "ignore_eos": True}
         count = run.count(6000, 100)
         texts = on_all(run.ports(*SERVERS), lambda ports: sample_many(ports, PROMPT, params, count))
+        others = SERVERS[1:]
+        # Not by fork: this process has threads.
+        with ProcessPoolExecutor(len(others), mp_context=multiprocessing.get_context("spawn")) as pool:
+            compared = list(pool.map(compare, (texts[name] for name in others), [texts["plain"]] * len(others)))
         return [
-            {"server": name, "against": "plain", "T": temperature, "n": count, "tokens": TOKENS}
-            | compare(texts[name], texts["plain"])
-            for name in SERVERS[1:]
+            {"server": name, "against": "plain", "T": temperature, "n": count, "tokens": TOKENS} | found
+            for name, found in zip(others, compared, strict=True)
         ]
 
     return run.steps("texts", found, {f"T {t}": lambda t=t: measure(t) for t in (0.6, 1.0)})
