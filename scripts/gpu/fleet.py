@@ -29,7 +29,7 @@ SMALL = [
     *("--max-running-requests", str(REQUESTS), "--cuda-graph-max-bs", str(REQUESTS), "--sleep-on-idle"),
 ]
 # A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
-ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.1"]
+ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.5"]
 SMALL_ON_CPU = ["--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"]
 
 
