@@ -14,6 +14,7 @@ Modes, told apart by what they do at temperature T > 0 unless another thing is s
   hangs                /generate never answers, although /health does
   accepts-nothing      samples, and reports as many verify steps as tokens
   collapses            samples, with hardly any draft token accepted at T > 0
+  no-head              /health and nothing else (the nodes of a multi-node server other than rank 0)
 """
 
 import argparse
@@ -21,6 +22,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -78,7 +80,7 @@ class StubServer:
                 self.unavailable -= 1
                 starting = self.unavailable >= 0
             self.answer(handler, 503 if starting else 200, {})
-        elif handler.path == "/server_info":
+        elif handler.path == "/server_info" and self.mode != "no-head":
             patch = {"ddtree_patch": {"identity": self.identity}} if self.identity else {}
             self.answer(handler, 200, {"speculative_algorithm": "STUB", "internal_states": [patch], **self.args})
         elif handler.path == "/v1/models":
@@ -88,6 +90,8 @@ class StubServer:
 
     def post(self, handler, body):
         self.requests.append((handler.path, body, dict(handler.headers)))
+        if self.mode == "no-head":
+            return self.answer(handler, 404, {"error": "node rank 0 answers"})
         if handler.path == "/tokenize":
             return self.answer(handler, 200, {"tokens": list(body["prompt"].encode())})
         if handler.path != "/generate":
@@ -134,6 +138,37 @@ class StubServer:
         handler.wfile.write(data)
 
 
+IDENTITY = None  # of the patch that this process runs; nodes of one server must agree on it
+
+
+def join_nodes(count, rank, address):
+    """Wait for the other nodes of a multi-node server, as the real one does: it serves when all are there, all of
+    them end when one does, and here they also end when their patches differ."""
+    host, port = address.split(":")
+    mine = f"{IDENTITY}\n".encode()
+    if rank == 0:
+        listener = socket.create_server((host, int(port)))
+        links = [listener.accept()[0] for _ in range(count - 1)]
+        theirs = [link.makefile("rb").readline() for link in links]
+        agreed = all(line == mine for line in theirs)
+        for link in links:
+            link.sendall(mine)
+    else:
+        while True:
+            try:
+                links = [socket.create_connection((host, int(port)))]
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        links[0].sendall(mine)
+        agreed = links[0].makefile("rb").readline() == mine
+    if not agreed:
+        print("stub: the nodes run different patches", flush=True)
+        os._exit(1)
+    for link in links:
+        threading.Thread(target=lambda link=link: (link.recv(1), os._exit(1)), daemon=True).start()
+
+
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--port", type=int, required=True)
@@ -143,6 +178,9 @@ def main():
     parser.add_argument("--stub-mode", default="samples")
     parser.add_argument("--stub-start-s", type=float, default=0.0, help="seconds before it listens")
     parser.add_argument("--stub-fail", action="store_true", help="exit before listening")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--dist-init-addr")
     parser.add_argument("--stub-orphan", action="store_true", help="leave the scheduler behind when told to end")
     options = parser.parse_args()
     print(f"stub server, secret {'set' if os.environ.get('STUB_SECRET') else 'not set'}", flush=True)
@@ -164,6 +202,10 @@ def main():
         os._exit(1)
 
     time.sleep(options.stub_start_s)
+    if options.nnodes > 1:
+        join_nodes(options.nnodes, options.node_rank, options.dist_init_addr)
+        if options.node_rank > 0:
+            options.stub_mode = "no-head"
     args = {"speculative_algorithm": options.speculative_algorithm, "cwd": os.getcwd(),
             "secret_is_set": bool(os.environ.get("STUB_SECRET"))}
     server = StubServer(options.stub_mode, options.port, args=args, log=lambda line: print(line, flush=True), die=die)
