@@ -71,20 +71,27 @@ def _measure(run: Run, port: int, folder: Path) -> dict:
     vocabulary = 500 if run.rehearsal else 150_000
     steps, rounds = run.count(STEPS, 12), run.count(ROUNDS, 1)
 
-    def ask(mode: str, batch: int, tokens: int) -> tuple[float, float]:
-        """When it was asked and when it was answered."""
+    rate = dict.fromkeys(MODES, 1.0)  # tokens a step
+
+    def ask(mode: str, batch: int, wanted: int) -> tuple[float, float]:
+        """When it was asked and when it was answered; `wanted` steps, as far as the rate is known."""
         prompts = [[(b * 7919 + i * 104_729) % vocabulary for i in range(64)] for b in range(batch)]
-        params = MODES[mode] | {"max_new_tokens": tokens + 1, "ignore_eos": True}
+        params = MODES[mode] | {"max_new_tokens": 1 + round(wanted * rate[mode]), "ignore_eos": True}
         if run.rehearsal and "logit_bias" in params:
             params |= {"logit_bias": {"5": 3.0}}
         began = time.monotonic()
-        generate(port, prompts, params, timeout=600)
-        return began, time.monotonic()
+        answers = generate(port, prompts, params, timeout=600)
+        ended = time.monotonic()
+        info = answers[0]["meta_info"]
+        rate[mode] = max(1.0, (info["completion_tokens"] - 1) / info["spec_verify_ct"])
+        return began, ended
 
     first = {}
     for mode in SAMPLING:
         times = [ask(mode, 1, 3) for _ in range(3)]
         first[mode] = [ended - began for began, ended in times]
+    for mode in MODES:
+        ask(mode, 1, steps)  # for its rate
     windows = []
     for flag, turns in ((None, rounds), ("parts", 1), ("syncs", 1)):
         if flag:
@@ -101,7 +108,7 @@ def _measure(run: Run, port: int, folder: Path) -> dict:
     ask("T=0", 1, 64)  # so that the lines of all steps before are written
     lines = [json.loads(line) for path in folder.glob("steps-*.jsonl") for line in path.read_text().splitlines()]
     lines.sort(key=lambda line: line["at"])
-    return {"first_use_s": first, **_summary(windows, lines)}
+    return {"first_use_s": first, "tokens_a_step": rate, **_summary(windows, lines)}
 
 
 def _summary(windows: list[tuple], lines: list[dict]) -> dict:

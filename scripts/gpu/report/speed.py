@@ -225,7 +225,8 @@ def _parts(section: Section, result: dict, servers: list[str]) -> None:
                     ))  # fmt: skip
         syncs = result[name]["syncs_before_commit"]
         if syncs:
-            section.lines += [f"{name}: where the host waits for the GPU before the commit, times a step:", ""]
+            until = "before the commit" if name == "ddtree" else "in the whole step"
+            section.lines += [f"{name}: where the host waits for the GPU {until}, times a step:", ""]
             section.lines += table(
                 ("mode", "place", "times"), [(m, p, f"{n:.1f}") for m, found in syncs.items() for p, n in found.items()]
             )
