@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 # The last is found out by the scheduler, in a process of its own; the others before there is one.
 REFUSED = {
-    "page size": (("--page-size", "16"), "DDTREE needs --page-size 1, got 16."),
+    "page size": (("--page-size", "16"), "DDTREE needs --page-size 1"),
     "backend": (("--attention-backend", "torch_native"), "--attention-backend triton"),
     "DP attention": (("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"), "DP attention"),
     "threshold": (("--speculative-accept-threshold-acc", "0.5"), "DDTREE's accept thresholds need"),
