@@ -1,7 +1,8 @@
 """Is the sampling kernel there, and is it right? Run on the GPU host by the environment's own interpreter.
 
 Stand-alone (CPython >= 3.9; torch and the kernel are imported where they are used, and may be missing): its text is
-sent to the host and run with one JSON request as the only argument; it prints one JSON object as its last line.
+sent to the host and run with one JSON request as the only argument; it prints JSON objects, one a line. The last is the
+report; those before it hold what was known before something was tried that may end the process.
 
 That a kernel can be imported proves little: on some builds the wrapper imports and the call raises. So the real op is
 called on small random trees and must give what `reference_walk` gives, bit for bit. Target probabilities and coins are
@@ -250,7 +251,7 @@ def attempt(action):
     """(result, None), or (None, what went wrong, in one line)."""
     try:
         return action(), None
-    except Exception as error:  # an op or an import can fail in any way; the report names it
+    except (Exception, SystemExit) as error:  # an op or an import can fail in any way; the report names it
         return None, f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
 
 
@@ -273,24 +274,23 @@ def driver():
     return result.stdout.decode().split("\n")[0].strip()
 
 
-def probe(request):
-    """The report; see KernelReport in kernels.py for its keys."""
+def probe(request, tell=lambda known: None):
+    """The report; see KernelReport in kernels.py for its keys. `tell` gets the parts that are known early."""
+    report = {"versions": versions(), "driver": attempt(driver)[0]}
+    tell(report)
+    gpu, report["torch_problem"] = attempt(look_at_gpu)
+    report.update(gpu or {"cuda": None, "gpus": []})
+    tell(report)
     ops, problems = {}, {}
     for role, module, name in request["ops"]:
         ops[role], problem = attempt(lambda module=module, name=name: load(module, name))
         if problem:
             problems[role] = problem
-    report = {
-        "versions": versions(),
-        "driver": attempt(driver)[0],
-        "imports": {role: {"path": f"{module}.{name}", "problem": problems.get(role)}
-                    for role, module, name in request["ops"]},
-        "trees": None, "traps": None, "renorm": None, "problem": None,
-    }
-    gpu, report["torch_problem"] = attempt(look_at_gpu)
-    report.update(gpu or {"cuda": None, "gpus": []})
+    report["imports"] = {role: {"path": f"{module}.{name}", "problem": problems.get(role)}
+                         for role, module, name in request["ops"]}
     report["sglang_available"], report["sglang_problem"] = attempt(
         lambda: bool(load("sglang.srt.speculative.dflash_utils", "is_dflash_sampling_verify_available")()))
+    report.update({"trees": None, "traps": None, "renorm": None, "problem": None})
     if report["gpus"] and ops.get("verify"):
         report["trees"], report["problem"] = attempt(
             lambda: compare_trees(ops["verify"], request["trees"], request["seed"], "cuda"))
@@ -303,12 +303,15 @@ def probe(request):
 
 
 def main():
-    # The imports of sglang and its kernels print; only our last line may be on stdout.
+    # The imports of sglang and its kernels print; only our own lines may be on stdout.
     answer = os.dup(1)
     os.dup2(2, 1)
-    report = probe(json.loads(sys.argv[1]))
     with os.fdopen(answer, "w") as out:
-        out.write(json.dumps(report) + "\n")
+        def tell(known):
+            out.write(json.dumps(known) + "\n")
+            out.flush()
+
+        tell(probe(json.loads(sys.argv[1]), tell))
 
 
 if __name__ == "__main__":

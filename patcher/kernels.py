@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,17 @@ def kernel_report(ask: Callable[..., dict[str, Any]], *, version: str, trees: in
     request = {"ops": [[role, *path] for role, path in ops_of(version).items()], "trees": trees, "seed": SEED}
     reply = ask("run_python", source=PROBE.read_text(encoding="utf-8"), argv=[json.dumps(request)], env={},
                 timeout=PROBE_TIMEOUT_S)
+    known: dict[str, Any] = {}
     try:
-        return KernelReport(**json.loads(reply["stdout"]), where=where)
+        for line in reply["stdout"].splitlines():
+            known = json.loads(line)
+        return KernelReport(**known, where=where)
     except (ValueError, TypeError) as error:
+        installed = _installed(known.get("versions", {}), known.get("cuda"), known.get("driver"), known.get("gpus", ()))
         raise KernelProblem(
             f"the kernel probe ended with exit code {reply['rc']} and no report", where=where,
             next_step="a crash inside the kernel: check that torch, sglang-kernel and driver belong together",
-            detail=reply["stderr"][-4000:]) from error
+            detail="\n".join([*_lines(installed), reply["stderr"][-4000:]])) from error
 
 
 @dataclass(frozen=True)
@@ -146,15 +150,14 @@ class KernelReport:
         return warnings + [f"the kernel behaves in a new way: {surprise}" for surprise in self.surprises]
 
     def _error(self, what: str, next_step: str) -> KernelProblem:
-        lines = [f"{name} {version}" for name, version in self.installed().items()]
+        lines = _lines(self.installed())
         if self.trees and self.trees["first_wrong"]:
             lines.append(json.dumps(self.trees["first_wrong"]))
         return KernelProblem(what, where=self.where, next_step=next_step, detail="\n".join(lines))
 
     def installed(self) -> dict[str, str]:
         """Every version that matters when a kernel does not load."""
-        return {**self.versions, "CUDA": self.cuda or "none", "driver": self.driver or "none",
-                "GPU": ", ".join(self.gpus) or "none"}
+        return _installed(self.versions, self.cuda, self.driver, self.gpus)
 
     def facts(self) -> dict[str, str]:
         """For a reader: the versions, and what was found of the op."""
@@ -165,3 +168,12 @@ class KernelReport:
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "usable": self.usable, "missing": self.missing, "wrong": self.wrong,
                 "surprises": self.surprises}
+
+
+def _installed(versions: Mapping[str, str], cuda: str | None, driver: str | None,
+               gpus: Sequence[str]) -> dict[str, str]:
+    return {**versions, "CUDA": cuda or "none", "driver": driver or "none", "GPU": ", ".join(gpus) or "none"}
+
+
+def _lines(installed: Mapping[str, str]) -> list[str]:
+    return [f"{name} {version}" for name, version in installed.items()]
