@@ -58,7 +58,7 @@ def _look_at(pid: int, boot: float) -> dict | None:
         "real_prefix": prefix and os.path.realpath(prefix),
         "listening": _listening(pid), "user": user_name(os.stat(f"/proc/{pid}").st_uid),
         "sglang_root": _source_root(argv, cwd, env), "log": log if log and os.path.isfile(log) else None,
-        "pycache_prefix": env.get("PYTHONPYCACHEPREFIX"),
+        "pycache_prefix": _pycache_prefix(argv, cwd, env),
     }
 
 
@@ -92,6 +92,15 @@ def _interpreter(word: str, cwd: str | None, exe: str | None, env: dict[str, str
         if folder and os.path.exists(path) and os.path.realpath(path) == exe:
             return path
     return exe
+
+
+def _pycache_prefix(argv: list[str], cwd: str | None, env: dict[str, str]) -> str | None:
+    """Where the process keeps bytecode outside of its packages: -X pycache_prefix=DIR, else PYTHONPYCACHEPREFIX."""
+    options = argv[1:argv.index("-m")] if "-m" in argv else argv[1:]
+    joined = [word + after if word == "-X" else word for word, after in zip(options, [*options[1:], ""])]
+    given = [word.partition("=")[2] for word in joined if word.startswith("-Xpycache_prefix=")]
+    prefix = given[-1] if given else env.get("PYTHONPYCACHEPREFIX")
+    return os.path.join(cwd or "/", prefix) if prefix else None
 
 
 def _source_root(argv: list[str], cwd: str | None, env: dict[str, str]) -> str | None:
