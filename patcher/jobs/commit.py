@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patcher import __version__
-from patcher.errors import Conflict, RollbackFailed
+from patcher.errors import Conflict, Locked, RollbackFailed
+from patcher.jobs.look import local_time
 from patcher.jobs.session import Session
 from patcher.plan import Plan
 from patcher.series_model import PRISTINE
@@ -33,13 +34,18 @@ print("importable:" + json.dumps(good))
 def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -> dict[str, Any]:
     """Write the plan in one transaction; gives the agent's reply.
 
-    Raises the agent's typed error, with nothing changed, or Conflict when what was read back is not what was sent.
+    Raises the agent's typed error, with nothing changed, Locked when someone else's commit came between the plan and
+    this one, or Conflict when what was read back is not what was sent.
     """
     receipt = plan.receipt()
-    reply = session.target.ask(
-        "commit", actions=plan.request(), receipt=receipt and receipt | _signature(), imports=list(imports),
-        history=history_line(command, plan), store=_store(plan), pycache_prefixes=_caches(session),
-    )
+    try:
+        reply = session.target.ask(
+            "commit", actions=plan.request(), receipt=receipt and receipt | _signature(), imports=list(imports),
+            history=history_line(command, plan), store=_store(plan), pycache_prefixes=_caches(session),
+        )
+    except Conflict as conflict:
+        _refuse_if_overtaken(session, conflict)
+        raise
     wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.after]
     if wrong:
         raise Conflict(f"read back after the commit, these files are not what was written: {', '.join(wrong)}",
@@ -80,6 +86,20 @@ def importable(session: Session, plan: Plan) -> tuple[list[str], str]:
     if len(good) == len(changed):
         return changed + new, ""
     return good, f"{len(changed) - len(good)} modules do not import outside the server even before the patch"
+
+
+def _refuse_if_overtaken(session: Session, conflict: Conflict) -> None:
+    """Raise Locked, which names the other, when this tool changed the installation since it was inspected."""
+    if _commit_id(session.target.ask("inspect", paths=[])) == _commit_id(session.inspection):
+        return
+    lines = session.target.ask("history")["lines"]  # none after the revert of a tree
+    other = f"{lines[-1]['who']} at {local_time(lines[-1]['time'])}" if lines else "someone else just now"
+    raise Locked(f"the installation was changed by {other}, since the plan was made", where=session.host.name,
+                 next_step="run the command again: it goes by what is installed then") from conflict
+
+
+def _commit_id(inspection: Mapping[str, Any]) -> str | None:
+    return inspection["receipt"] and inspection["receipt"]["host"].get("id")
 
 
 def history_line(command: str, plan: Plan) -> dict[str, Any]:
