@@ -93,7 +93,8 @@ class Status(Look):
             self.facts["receipt"] = (f"series {receipt['series']}, stage {receipt['stage']}, "
                                      f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}")
         if session.stale:
-            self.facts["receipt"] += " - stale: the package was replaced since; the files count, not the receipt"
+            self.facts["receipt"] += (" - stale: the package was replaced since, and the files count, not the receipt; "
+                                      "apply patches them anew, revert drops the receipt")
         if inspection["missing_backups"]:
             self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
         if inspection["lock"]:
