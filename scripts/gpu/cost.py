@@ -69,7 +69,8 @@ def run(run: Run) -> dict:
 
 def _measure(run: Run, port: int, folder: Path) -> dict:
     vocabulary = 500 if run.rehearsal else 150_000
-    steps, rounds = run.count(STEPS, 12), run.count(ROUNDS, 1)
+    steps, rounds = run.count(STEPS, 8), run.count(ROUNDS, 1)
+    batches = BATCHES[: run.count(len(BATCHES), 2)]
 
     rate = dict.fromkeys(MODES, 1.0)  # tokens a step
 
@@ -97,7 +98,7 @@ def _measure(run: Run, port: int, folder: Path) -> dict:
         if flag:
             (folder / flag).touch()
         for number in range(turns):
-            for batch in BATCHES:
+            for batch in batches:
                 for mode in MODES:
                     if flag == "syncs" and (batch != 4 or "peaked" in mode):
                         continue
