@@ -41,8 +41,10 @@ suite = "tiny"
 [hosts.local.kernels]
 require = {require}
 """
-# Seconds that a command may take. The two that start a server have half of it for the start.
-LIMITS = {"apply": 300, "verify": 90, "smoke-test": 90, "status": 30, "revert": 240}
+READY = 240  # seconds from a start to the first answers, with nothing compiled before
+# Seconds that a command may take; less than a roll back would, which is not waited for.
+LIMITS = {"apply": READY + 90, "verify": 90, "smoke-test": 90, "status": 30, "revert": READY + 30}
+SLOWER = 4  # a rehearsal's machine
 
 
 class ToolFailed(Exception):
@@ -71,6 +73,7 @@ def run(run: Run) -> dict:
 class _Tool:
     def __init__(self, run: Run):
         self.rehearsal = run.rehearsal
+        self.slower = run.count(1, SLOWER)
         self.folder = run.args.work.absolute() / "tool"
         self.folder.mkdir()
         self.venv = self.folder / "venv"
@@ -87,12 +90,11 @@ class _Tool:
         self.alive = False  # whether there is a server that commands can be tried on
 
     def start(self) -> dict:
-        self.server.start().wait_ready(240)
+        self.server.start().wait_ready(READY * self.slower)
         # The tool ends it, and must not wait for a zombie of ours.
         threading.Thread(target=self.server.process.wait, daemon=True).start()
-        hosts = HOSTS.format(
-            venv=self.venv, port=self.server.port, ready=LIMITS["apply"] // 2, require=str(not self.rehearsal).lower()
-        )
+        ready, require = READY * self.slower, str(not self.rehearsal).lower()
+        hosts = HOSTS.format(venv=self.venv, port=self.server.port, ready=ready, require=require)
         (self.folder / "hosts.toml").write_text(hosts)
         self.alive = True
         return {"seconds": round(self.server.ready_after, 1)}
@@ -102,7 +104,7 @@ class _Tool:
         too long."""
         if not self.alive:
             raise ToolFailed("there is no server to try it on")
-        limit = LIMITS[name] * (4 if self.rehearsal else 1)
+        limit = LIMITS[name] * self.slower
         errors = self.folder / f"{name}.err"
         began = time.monotonic()
         argv = [self.client, "-m", "patcher", name, "--local", "--config", self.folder / "hosts.toml", "--json"]
