@@ -103,7 +103,7 @@ class _Tool:
         """Run ddtree-patch; gives its JSON and its seconds. Raises ToolFailed on any exit code but 0, and if it takes
         too long."""
         if not self.alive:
-            raise ToolFailed("there is no server to try it on")
+            raise ToolFailed(f"{name} was not tried, since there is no server to try it on")
         limit = LIMITS[name] * self.slower
         errors = self.folder / f"{name}.err"
         began = time.monotonic()
@@ -121,6 +121,7 @@ class _Tool:
         seconds = round(time.monotonic() - began, 1)
         print(f"  tool: {name}: exit code {code} after {seconds} s", flush=True)
         if code != 0:
+            self.alive = name != "apply"  # what was not applied is not verified either
             self._show_logs(errors)
             raise ToolFailed(f"{name}: exit code {code}: {out[-1500:].decode(errors='replace')}")
         return {"exit": code, "seconds": seconds, "output": json.loads(out)}
