@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -5,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from builders import VERSION, make_package
-from packages import Tree
+from packages import A, Tree, Venv, X, Y
+
+from scripts.rig import target
 
 HOOK = """
 import importlib.util, sys
@@ -55,3 +59,33 @@ def installed_editable(tmp_path) -> Callable[[str, Mapping[str, bytes]], tuple[P
         return venv, source
 
     return install
+
+
+@pytest.fixture
+def small_venv(tmp_path, monkeypatch) -> Callable[[Mapping[str, bytes | None]], Venv]:
+    """`small_venv(files)`: a venv with the package of these files; its catalogue is what the test signs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "home" / "series"))
+    return lambda files: Venv(tmp_path / "home", files)
+
+
+@pytest.fixture
+def venv(small_venv) -> Venv:
+    """A venv with X and Y, both A."""
+    return small_venv({X: A, Y: A})
+
+
+@pytest.fixture
+def linked_wheel(unpacked_wheel, tmp_path, monkeypatch) -> Path:
+    """A tree of the real release whose files are hard links to the unpacked wheel: write no file of it in place."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(unpacked_wheel, tmp_path / "linked", copy_function=os.link))
+
+
+@pytest.fixture(scope="session")
+def uv() -> Path:
+    """The real uv, kept in the cache."""
+    folder = target.cache_dir() / "uv"
+    if not (folder / "bin" / "uv").exists():
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "uv"], check=True)
+    return folder / "bin" / "uv"

@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import zipfile
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,6 +87,53 @@ class Tree:
     def everything(self) -> dict[str, object]:
         """Every name below the home of the test, with what it holds: nothing may appear beside the package either."""
         return contents(self.home)
+
+
+class Venv(Tree):
+    """The same in a venv of its own, patched through its interpreter; no server is looked after.
+
+    It is this machine's (`options`), and the host `demo` of its hosts.toml.
+    """
+
+    def __init__(self, home: Path, files: Mapping[str, bytes | None]) -> None:
+        self.home, self.venv = home, home / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.venv)], check=True)
+        self.pristine = dict(files)
+        site = next(self.venv.glob("lib/python*/site-packages"))
+        self.site = make_package(site, {"sglang/__init__.py": b"", **files})
+        self.series = home / "series" / "only"
+        self.python = str(self.venv / "bin" / "python")
+        self.state = self.venv / ".ddtree-patch" / "sglang"
+        self.config = home / "hosts.toml"
+        self.config.write_text("".join(
+            f'[hosts.{name}]\nvenv = "{self.venv}"\nservice = {{ kind = "none" }}\nkernels = {{ require = false }}\n'
+            for name in ("local", "demo")))
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        return ("--local", "--config", self.config, "--json")
+
+    def run(self, code: str, *flags: str, **environment: str) -> str:
+        """What the venv's interpreter prints."""
+        done = subprocess.run([self.python, *flags, "-c", code], check=True, capture_output=True, text=True,
+                              env={**os.environ, **environment})
+        return done.stdout.strip()
+
+    def at_start(self, code: str) -> None:
+        """Let the agent run this code first, whoever starts it: the way to a fault at a certain moment."""
+        script = self.home / "agent_start.txt"
+        script.write_text(f"if 'ddtree_agent' in ' '.join(sys.orig_argv):\n    exec({code!r}, {{'sys': sys}})\n")
+        (self.site / "agent_start.pth").write_text(f"import sys; exec(open({str(script)!r}).read())\n")
+
+
+def make_wheel(folder: Path, files: Mapping[str, bytes | None], version: str = VERSION) -> Path:
+    """A wheel of the package, for pip and uv."""
+    root = make_package(folder / "content", {"sglang/__init__.py": b"", **files}, version=version)
+    wheel = folder / f"sglang-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            archive.write(path, path.relative_to(root))
+    return wheel
 
 
 def contents(root: Path) -> dict[str, object]:

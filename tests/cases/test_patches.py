@@ -3,6 +3,7 @@
 import gzip
 import os
 import select
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packages import PATCHED, A, H, Tree, X, Y, contents, patch_of, refused_at_load, sign, told
+
+from patcher.shipped import shipped
 
 BOTH = patch_of(X, Y)
 one_tree = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -243,6 +246,24 @@ def test_case_07_mangled_after_it_was_signed(tree, tool):
     patch = next(tree.series.glob("*.patch"))
     patch.write_bytes(BOTH.replace(b"\n", b"\r\n"))
     refused_at_load(tool("apply", *tree.options), patch.name, "sha256")
+
+
+def test_case_07_the_shipped_series_and_the_real_wheel(linked_wheel, tool, tmp_path, monkeypatch):
+    """git's autocrlf on installed files is drift in their first line; on the patches, a series that does not load."""
+    plan = tool("apply", "--site-packages", linked_wheel, "--dry-run", "--json").host["plan"]
+    path = next(action["path"] for action in plan["actions"] if action["kind"] == "modify")
+    data = (linked_wheel / path).read_bytes().replace(b"\n", b"\r\n")
+    (linked_wheel / path).unlink()  # a link
+    (linked_wheel / path).write_bytes(data)
+    before = contents(linked_wheel)
+    told(tool("apply", "--site-packages", linked_wheel, "--json"), 4, f"{path}, line 1: ", "\\r")
+    assert contents(linked_wheel) == before
+    series = tmp_path / "series"
+    shutil.copytree(shipped("patches"), series)
+    for patch in series.glob("*/*.patch"):
+        patch.write_bytes(patch.read_bytes().replace(b"\n", b"\r\n"))
+    monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(series))
+    refused_at_load(tool("apply", "--site-packages", linked_wheel, "--json"), "sha256", ".patch")
 
 
 BLOCK = b"if a:\n    b\n    c\n    d\n\n"
