@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
@@ -106,16 +106,24 @@ class Serving:
             since = self.service.observe()["now"] if younger_than is None else younger_than
             self.result.data.setdefault("round_trips_before_restart", self.session.connection.round_trips)
             if node.alone:
-                self.service.restart(patched=patched)
+                self._act(self.service.restart, patched, marker)
             else:
                 self.service.stop()
         if not node.alone:  # none starts while another's old process could be taken for its peer
             with node.together():
-                self.service.start(patched=patched)
+                self._act(self.service.start, patched, marker)
         with node.together():
             report = self._wait_ready(sampled, identities, since, marker) if self.host.answers else None
         with node.together():
             return report or self._started(since, marker)
+
+    def _act(self, act: Callable[..., None], patched: bool, marker: Mapping[str, Any]) -> None:
+        """Start or restart. Some supervisors wait a while, and refuse when the server dies: its log says why."""
+        try:
+            act(patched=patched)
+        except NotReady as refusal:
+            refusal.detail = f"{refusal.detail}\n{self.service.last_log(marker)}".strip()
+            raise
 
     def _wait_ready(self, sampled: bool, identities: set[str | None] | None, since: float,
                     marker: Mapping[str, Any]) -> ReadyReport:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from patcher.config import ServiceSettings
 from patcher.connection import Completed, Connection
-from patcher.errors import AuthenticationProblem, NotReady
+from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.services.flags import port_of
 from patcher.target import redacted
 
@@ -178,7 +178,11 @@ class Service(ABC):
 
     def last_log(self, marker: Mapping[str, Any] | None = None) -> str:
         """The last lines logged, for an error's detail."""
-        return "\n".join(self.log_since(marker).split("\n")[-LAST_LINES - 1 :]).strip("\n")
+        try:
+            text = self.log_since(marker)
+        except (NotReady, UsageProblem) as problem:  # it must not take the place of the error that it is for
+            text = f"{UNREADABLE}{problem.what}]"
+        return "\n".join(text.split("\n")[-LAST_LINES - 1 :]).strip("\n")
 
     def _log_path(self) -> str:
         if self.settings.log:

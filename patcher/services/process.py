@@ -97,9 +97,11 @@ class ProcessService(Service):
         server = redacted(original["argv"])
         if self.host.connection.sudo:
             server = ["setpriv", f"--reuid={original['uid']}", f"--regid={original['gid']}", "--init-groups", *server]
-        script = f'cd {shlex.quote(original["cwd"])} && exec env -i "$@" setsid {shlex.join(server)}'
-        return [self.typed(["xargs", "-0", "-a", self._env_file(), "sh", "-c", script, "server"])
-                + " >server.log 2>&1 </dev/null &"]
+        log = shlex.quote(f"{self.host.state_dir}/by-hand.log")
+        script = (f'cd {shlex.quote(original["cwd"])} && '
+                  f'exec env -i "$@" setsid {shlex.join(server)} >{log} 2>&1 </dev/null')
+        command = ["xargs", "-0", "-a", self._env_file(), "sh", "-c", script, "server"]
+        return [self.typed(command) + " >/dev/null 2>&1 &"]
 
     def _log_path(self) -> str:
         running, server = self._state().get("running"), self.live()

@@ -50,7 +50,7 @@ def command_line(
     return [*argv, *extra]
 
 
-def _free_port_for_sglang() -> int:
+def free_port_for_sglang() -> int:
     """SGLang also takes the port 10,000 above, and refuses to start when there is none."""
     while (port := free_port()) > 55_000:
         pass
@@ -70,13 +70,16 @@ class CpuServer:
         port: int | None = None, models: Path = MODELS,
     ):  # fmt: skip
         """Starts in the directory of `log`; does not wait (see `wait_ready`)."""
-        self.port = port or _free_port_for_sglang()
+        self.port = port or free_port_for_sglang()
         self.log = log
         self.argv = command_line(venv, self.port, algorithm, extra, models)
+        sockets = log.parent / "sockets"  # SGLang makes empty files for their names, and leaves them
+        sockets.mkdir(exist_ok=True)
+        environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(sockets)}
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                self.argv, cwd=log.parent, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                self.argv, cwd=log.parent, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
         # Whoever ends the server, for example a restart that is under test, must not wait for a zombie of ours.

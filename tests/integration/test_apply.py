@@ -111,8 +111,8 @@ def test_a_rollback_that_fails_exits_8_with_the_commands(stub_host, tool, tmp_pa
     assert said.code == 8, said.stderr
     assert stub_host.hashes() == before, "the files are back all the same"
     restart, start = said.error["commands"]
-    assert restart.startswith("ddtree-patch restart --local --venv ")
-    assert start.startswith("cd ") and f"-m sglang.launch_server --port {stub_host.port}" in start
+    assert restart.startswith(f"ddtree-patch restart --local --config {stub_host.config} --venv ")
+    assert "service.env" in start and f"-m sglang.launch_server --port {stub_host.port}" in start
 
 
 def test_a_server_that_runs_another_copy_is_refused(stub_host, tool, tmp_path):

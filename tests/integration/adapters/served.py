@@ -16,10 +16,10 @@ from stub_host import StubHost
 DOCUMENT = Path(__file__).parents[3] / "docs/services.md"
 
 
-def documented(section: str, language: str) -> str:
-    """The first block of that language in that section of docs/services.md."""
+def documented(section: str, language: str, number: int = 0) -> str:
+    """A block of that language in that section of docs/services.md, by default the first."""
     text = DOCUMENT.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[number]
 
 
 def put_in(text: str, values: Mapping[str, object]) -> str:
