@@ -123,7 +123,11 @@ class _Tool:
         if code != 0:
             self.alive = name != "apply"  # what was not applied is not verified either
             self._show_logs(errors)
-            raise ToolFailed(f"{name}: exit code {code}: {out[-1500:].decode(errors='replace')}")
+            try:
+                error = json.loads(out)["error"]
+            except ValueError:  # it was ended before it wrote one
+                error = {}
+            raise ToolFailed(f"{name}: exit code {code}: {error.get('what')}; next: {error.get('next')}"[:600])
         return {"exit": code, "seconds": seconds, "output": json.loads(out)}
 
     def serves(self, algorithm: str) -> dict:
@@ -153,8 +157,8 @@ class _Tool:
     def _show_logs(self, errors: Path) -> None:
         logs = sorted(self.venv.glob(".ddtree-patch/**/*.log"), key=lambda path: path.stat().st_mtime)
         for path in (errors, self.server.log, *logs[-2:]):
-            lines = path.read_text(errors="replace").split("\n")[-25:]
-            shown = [f"  --- the end of {path.relative_to(self.folder)}", *(line[:300] for line in lines)]
+            lines = path.read_text(errors="replace").strip().split("\n")[-12:]
+            shown = [f"  --- the end of {path.relative_to(self.folder)}", *(line[:200] for line in lines)]
             print(*shown, sep="\n", flush=True)
 
 
