@@ -91,6 +91,14 @@ def test_systemd_of_a_user_needs_the_runtime_directory():
     assert commands.ran[-1] == [*prefix, "systemctl", "--user", "restart", "sglang"]
 
 
+def test_systemd_of_a_user_that_does_not_run():
+    refusal = (1, "", "Failed to connect to bus: No such file or directory")
+    commands = FakeCommands((["id", "-u"], (0, "1000\n", "")), (["env"], refusal))
+    with pytest.raises(NotReady) as caught:
+        service_of("systemd", commands, unit="sglang", scope="user").restart()
+    assert "enable-linger" in caught.value.next_step
+
+
 def test_systemd_unit_that_is_not_there():
     commands = FakeSystemctl({**SHOWN, "LoadState": "not-found"})
     with pytest.raises(UsageProblem, match="no system unit nope"):

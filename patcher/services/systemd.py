@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patcher.errors import UsageProblem
+from patcher.connection import Completed
+from patcher.errors import NotReady, UsageProblem
 from patcher.services.base import Service
 
 PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"
@@ -74,6 +75,13 @@ class SystemdService(Service):
     @functools.cached_property
     def _uid(self) -> str:
         return self.run(["id", "-u"]).stdout.decode().strip()
+
+    def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
+        problem = super().refused(argv, done)
+        if self.settings.scope == "user" and "to bus" in problem.what:
+            problem.next_step = ("log in as the unit's user, without sudo, whose systemd runs while he is logged out: "
+                                 "`sudo loginctl enable-linger USER` on the host")
+        return problem
 
     def _show(self) -> dict[str, str]:
         """The unit's properties. Raises UsageProblem when there is no such unit."""
