@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -186,7 +187,7 @@ def _hide_op(venv: Path, follow: Path) -> None:
 def host(python: Path) -> dict:
     """What an experiment ran on. `python`: the patched environment's interpreter."""
     gpus = ""
-    if Path("/proc/driver/nvidia").exists():
+    if shutil.which("nvidia-smi"):
         gpus = _output(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
     code = (
         "import json, importlib.metadata as m\n"

@@ -180,13 +180,15 @@ def cost(document: dict) -> Section:
                 row = steps[name].get((batch, mode))
                 cells.append(f"{row['step_ms']:.2f} ({_over_greedy(steps[name], batch, mode):.3f})" if row else "")
             shown.append((batch, mode, *cells, sum(s[batch, mode]["n"] for s in steps.values() if (batch, mode) in s)))
-            if mode.startswith("T=1") and "peaked" not in mode:
-                ratio, limit = _over_greedy(steps["ddtree"], batch, mode), ALONE if mode == "T=1" else COMBINED
+        section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
+    for name in ("ddtree", "dflash"):
+        for batch, mode in steps.get(name, {}):
+            if mode.startswith("T=1"):
+                ratio, limit = _over_greedy(steps[name], batch, mode), ALONE if mode == "T=1" else COMBINED
                 section.rows.append((
-                    f"sampled / greedy step: {mode}, batch {batch}", f"{steps['ddtree'][batch, mode]['n']} steps",
+                    f"sampled / greedy step: {name}, {mode}, batch {batch}", f"{steps[name][batch, mode]['n']} steps",
                     f"<= {limit}", f"{ratio:.3f}", ratio <= limit,
                 ))  # fmt: skip
-        section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
     _parts(section, result, servers)
     _first_use(section, result, servers)
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
