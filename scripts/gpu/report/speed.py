@@ -182,13 +182,15 @@ def cost(document: dict) -> Section:
             shown.append((batch, mode, *cells, sum(s[batch, mode]["n"] for s in steps.values() if (batch, mode) in s)))
         section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
     for name in ("ddtree", "dflash"):
-        for batch, mode in steps.get(name, {}):
-            if mode.startswith("T=1"):
-                ratio, limit = _over_greedy(steps[name], batch, mode), ALONE if mode == "T=1" else COMBINED
-                section.rows.append((
-                    f"sampled / greedy step: {name}, {mode}, batch {batch}", f"{steps[name][batch, mode]['n']} steps",
-                    f"<= {limit}", f"{ratio:.3f}", ratio <= limit,
-                ))  # fmt: skip
+        found = steps.get(name, {})
+        for mode in dict.fromkeys(mode for _, mode in found if mode.startswith("T=1")):
+            ratios = {batch: _over_greedy(found, batch, mode) for batch, m in found if m == mode}
+            limit = ALONE if mode == "T=1" else COMBINED
+            section.rows.append((
+                f"sampled / greedy step: {name}, {mode}", f"{found[next(iter(ratios)), mode]['n']} steps a batch size",
+                f"<= {limit}", ", ".join(f"batch {b} {ratio:.3f}" for b, ratio in ratios.items()),
+                max(ratios.values()) <= limit,
+            ))  # fmt: skip
     _parts(section, result, servers)
     _first_use(section, result, servers)
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
