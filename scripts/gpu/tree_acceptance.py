@@ -8,6 +8,10 @@ alone; the draft's logits are computed at every place; SGLang's own `build_tree`
 from them; and a step ends where the tree's path along the text does. Every configuration sees the same texts, so that
 ratios are far more precise than between servers. No server is involved: the experiment `sweep` compares some points
 with servers.
+
+Everything is computed for two rotary bases of the draft: the one that the server uses, and the one of its checkpoint.
+They differ where SGLang reads `rope_theta` from a configuration in which transformers 5 put it into `rope_parameters`:
+the draft then runs with 1,000,000, whatever it was trained with.
 """
 
 import importlib.util
@@ -40,6 +44,16 @@ def load_tree_module():
     return module
 
 
+def served_rope_theta(trained: float) -> float:
+    """The draft's rotary base in a server of the installed SGLang."""
+    from transformers import AutoConfig
+
+    package = Path(importlib.util.find_spec("sglang").origin).parent
+    if "rope_parameters" in (package / "srt" / "models" / "dflash.py").read_text():
+        return trained
+    return float(getattr(AutoConfig.from_pretrained(PAIR / "draft"), "rope_theta", 1_000_000))
+
+
 def accepted(tree, future: torch.Tensor) -> torch.Tensor:
     """int64 [A]: drafted nodes on each tree's path along `future`, int64 [A, D], the tokens that follow its root."""
     actual = torch.cat((tree.tokens[:, :1], future), 1).gather(1, tree.depths)
@@ -59,8 +73,21 @@ def steps_of(lengths: list[int]) -> int:
 def main() -> None:
     count, tokens = int(sys.argv[1]), int(sys.argv[2])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    build_tree = load_tree_module().build_tree
-    pair, asked = Pair(PAIR, device), prompts(count)
+    pair = Pair(PAIR, device)
+    trained = float(pair.draft.config["rope_theta"])
+    served = served_rope_theta(trained)
+    measured = {}
+    for theta in dict.fromkeys((served, trained)):
+        pair.draft.config["rope_theta"] = theta
+        measured[f"{theta:g}"] = measure(pair, count, tokens)
+    print(json.dumps({"device": device, "prompts": count, "tokens": tokens, "block": pair.block,
+                      "served_rope_theta": f"{served:g}", "trained_rope_theta": f"{trained:g}",
+                      "by_rope_theta": measured}))  # fmt: skip
+
+
+def measure(pair: Pair, count: int, tokens: int) -> dict:
+    """{"rows", "ranks"} with the pair as it is."""
+    device, asked, build_tree = pair.device, prompts(count), load_tree_module().build_tree
     configurations = [(budget, topk, 1.0) for budget in BUDGETS for topk in TOPKS]
     configurations += [(32, 8, sharpened) for sharpened in SHARPENED]
     rows, ranks = [], []
@@ -97,8 +124,7 @@ def main() -> None:
                          "accept_length": (tokens - 1) * count / sum(each), "steps": sum(each),
                          "standard_error": statistics.stdev(lengths) / math.sqrt(count)})  # fmt: skip
         ranks.append({"T": temperature, "share": (hits / hits.sum(1, keepdim=True)).tolist()})
-    print(json.dumps({"device": device, "prompts": count, "tokens": tokens, "block": pair.block, "rows": rows,
-                      "ranks": ranks}))  # fmt: skip
+    return {"rows": rows, "ranks": ranks}
 
 
 def rank_hits(ids: torch.Tensor, future: torch.Tensor) -> torch.Tensor:

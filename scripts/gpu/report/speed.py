@@ -57,9 +57,12 @@ def acceptance(grid: dict | None, sweep: dict | None) -> Section:
     by = {}
     if grid:
         result = grid["result"]
-        by = {(row["T"], row["budget"], row["topk"], row["draft_temperature"]): row for row in result["rows"]}
+        served, trained = result["served_rope_theta"], result["trained_rope_theta"]
+        by = _by_configuration(result["by_rope_theta"][served])
         _grid_tables(section, grid, by)
-        _tried(section, by, result["ranks"])
+        _tried(section, by, result["by_rope_theta"][served]["ranks"])
+        if trained != served:
+            _other_base(section, by, _by_configuration(result["by_rope_theta"][trained]), served, trained)
     else:
         section.missing.append("acceptance over the whole grid of budgets and candidates")
     if sweep:
@@ -91,6 +94,30 @@ def acceptance(grid: dict | None, sweep: dict | None) -> Section:
     else:
         section.missing.append("acceptance on servers")
     return section
+
+
+def _by_configuration(measured: dict) -> dict:
+    return {(row["T"], row["budget"], row["topk"], row["draft_temperature"]): row for row in measured["rows"]}
+
+
+def _other_base(section: Section, by: dict, as_trained: dict, served: str, trained: str) -> None:
+    section.lines += [
+        f"The release runs this draft with a rotary base of {float(served):,.0f}, though its checkpoint says "
+        f"{float(trained):,.0f}: transformers 5 keeps `rope_theta` in `rope_parameters`, where SGLang's DFlash model "
+        "does "
+        "not look. What that costs, in tokens per step, and the ratio with the draft's own base:",
+        "",
+    ]
+    rows = []
+    for t in TEMPERATURES:
+        chains, trees = (
+            [found[t, *which, 1.0]["accept_length"] for found in (by, as_trained)] for which in ((7, 1), (32, 8))
+        )
+        rows.append((t, *(f"{x:.2f}" for x in (*chains, *trees)), f"{trees[1] / chains[1]:.2f}"))
+    section.lines += table(
+        ("T", "chain as served", "chain as trained", "tree 32, 8 as served", "as trained", "tree / chain as trained"),
+        rows,
+    )
 
 
 def _grid_tables(section: Section, grid: dict, by: dict) -> None:
