@@ -104,7 +104,10 @@ def test_restart_stop_start(supervised):
     assert service.live() is None and "STOPPED" in service.failure()
     service.stop()  # a second time changes nothing
     service.start()
-    wait(service, port, started_after=second.start_time)
+    third = wait(service, port, started_after=second.start_time)
+    service.stop()
+    service.restart()  # of what does not run is a start
+    wait(service, port, started_after=third.start_time)
 
 
 def test_what_fails_is_told(supervised):
