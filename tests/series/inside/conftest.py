@@ -50,6 +50,7 @@ def install_op(monkeypatch):
         monkeypatch.setattr(dflash_utils, "_DFLASH_SAMPLING_VERIFY_AVAILABLE", True)
         monkeypatch.setattr(dflash_utils, "tree_speculative_sampling_target_only", op)
         monkeypatch.setattr(dflash_utils, "_DFLASH_CHAIN_VERIFY_BUFFERS", {})
+        monkeypatch.setattr(dflash_utils, "_SAMPLING_SCRATCH", {}, raising=False)
         return op
 
     return install

@@ -70,7 +70,7 @@ class FakeTreeSamplingOpByReferenceWalk:
         # coin <= sum / threshold is coin * threshold <= sum
         rows, coins = target_probs.tolist(), (uniform_samples * threshold_acc).tolist()
         finals, width = final.tolist(), accept_index.shape[1]
-        where, tokens_there, places, counts = [], [], [], []
+        where, tokens_there, places, counts, rejected = [], [], [], [], []
         for b, (tokens, next_token, next_sibling) in enumerate(trees):
             tree = {"tokens": tokens, "next_token": next_token, "next_sibling": next_sibling}
             path, emitted = reference_walk(tree, rows[b], coins[b], finals[b], width)
@@ -78,10 +78,16 @@ class FakeTreeSamplingOpByReferenceWalk:
             places += range(b * width, b * width + len(path))
             tokens_there += emitted
             counts.append(len(path) - 1)
+            for node, accepted in zip(path, [*path[1:], -1], strict=True):
+                child = next_token[node]
+                while child not in (accepted, -1):
+                    rejected.append((b, node, tokens[child]))
+                    child = next_sibling[child]
         accept_index.view(-1)[torch.tensor(places)] = torch.tensor(where, dtype=torch.int32)
         predicts[torch.tensor(where)] = torch.tensor(tokens_there, dtype=torch.int32)
         accept_token_num.copy_(torch.tensor(counts))
-        draft_probs.fill_(0.125)  # a caller that keeps its scratch for the next call must zero it
+        for place in rejected:  # a caller that keeps its scratch for the next call must zero it
+            draft_probs[place] = 0.125
 
 
 class FakeBatch:
