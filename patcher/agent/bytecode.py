@@ -6,11 +6,14 @@ and an unchecked-hash one whatever the source says.
 
 from __future__ import annotations
 
+import errno
 import os
 import py_compile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from .files import describe, hash_of, remove_empty, unlink, write_file
+from .backups import BACKUPS
+from .failures import Refusal
+from .files import describe, hash_of, link, remove_empty, sync_directory, unlink, write_file
 from .site import Site
 
 
@@ -39,9 +42,13 @@ def snapshot(site: Site, sources: Mapping[str, str], prefixes: Iterable[str]) ->
 
 
 def remove(sources: Iterable[str], prefixes: Iterable[str]) -> None:
+    """Remove the compiled files of the sources, for good: a power loss must not bring one back."""
     for source in sources:
-        for compiled in compiled_files(source, prefixes):
+        found = compiled_files(source, prefixes)
+        for compiled in found:
             unlink(compiled)
+        for folder in {os.path.dirname(compiled) for compiled in found}:
+            sync_directory(folder)
         remove_caches([source])
 
 
@@ -50,12 +57,31 @@ def remove_caches(sources: Iterable[str]) -> None:
     remove_empty({os.path.join(os.path.dirname(source), "__pycache__") for source in sources})
 
 
-def restore(site: Site, saved: Mapping[str, dict]) -> None:
-    """Write compiled files of a snapshot back from the backups."""
+def restore(site: Site, saved: Mapping[str, dict], needed: Container[str]) -> None:
+    """Bring compiled files of a snapshot back from the backups; those that are not NEEDED any more take no space.
+
+    One for which there is no space, or whose backup is gone, is left out: Python compiles it again.
+    """
     for name, value in saved.items():
         path = site.lengthen(name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_file(path, site.backup(value["sha"]), value)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _restore(site, path, value, value["sha"] in needed)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            unlink(path)
+        except Refusal:
+            continue
+
+
+def _restore(site: Site, path: str, value: dict, needed: bool) -> None:
+    data = site.backup(value["sha"])
+    if needed or not link(site.state(BACKUPS, value["sha"]), path):  # nobody writes into a compiled file in place
+        write_file(path, data, value)
+    else:
+        os.chown(path, value["uid"], value["gid"])
+        os.chmod(path, value["mode"] & 0o777)
 
 
 def compile_file(source: str) -> None:

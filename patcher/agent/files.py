@@ -57,6 +57,18 @@ def write_file(path: str, data: bytes, meta: dict, like: str | None = None) -> N
         os.fsync(handle)
 
 
+def link(source: str, path: str) -> bool:
+    """Make PATH a second name of SOURCE (of the link itself, if it is one); False where the file system cannot."""
+    unlink(path)
+    try:
+        os.link(source, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV):
+            raise
+        return False
+    return True
+
+
 def copy_attributes(source: str, target: str) -> None:
     try:
         names = os.listxattr(source)
@@ -73,16 +85,30 @@ def copy_attributes(source: str, target: str) -> None:
                 raise
 
 
+def stage_state(path: str, data: bytes) -> None:
+    """Write what will be a file of the state directory beside it, private. Raises Refusal."""
+    with translated(path):
+        write_file(path + NEW, data, {"mode": 0o600, "uid": os.geteuid(), "gid": os.getegid()})
+
+
 def write_state(path: str, data: bytes) -> None:
     """Write a file of the state directory: private, whole or not at all. Raises Refusal."""
-    beside = path + NEW
     try:
+        stage_state(path, data)
         with translated(path):
-            write_file(beside, data, {"mode": 0o600, "uid": os.geteuid(), "gid": os.getegid()})
-            os.rename(beside, path)
+            os.rename(path + NEW, path)
             sync_directory(os.path.dirname(path))
     finally:
-        unlink(beside)
+        unlink(path + NEW)
+
+
+def put_state(path: str, data: bytes) -> None:
+    """As write_state, but what is staged is used, and what is there already is not written again."""
+    if read(path) != data:
+        if read(path + NEW) != data:
+            stage_state(path, data)
+        os.rename(path + NEW, path)
+    sync_directory(os.path.dirname(path))
 
 
 def unlink(path: str) -> None:

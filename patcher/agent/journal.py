@@ -9,11 +9,24 @@ import shlex
 import signal
 
 from . import bytecode
-from .failures import Refusal
-from .files import NEW, OLD, hash_of, read, remove_empty, sync_directory, unlink, write_file, write_state
+from .backups import collect_backups, needed_backups
+from .failures import Refusal, os_refusal
+from .files import (
+    NEW,
+    OLD,
+    hash_of,
+    put_state,
+    read,
+    remove_empty,
+    stage_state,
+    sync_directory,
+    unlink,
+    write_file,
+    write_state,
+)
 from .lock import lock_holder, locked
 from .site import Site
-from .steps import UNDO, step
+from .steps import UNDO, UNDONE, step
 
 JOURNAL, RECEIPT, HISTORY, STATE = "journal.json", "receipt.json", "history.jsonl", "state.json"
 RECORD = "RECORD"  # the name of the entry for the distribution's RECORD
@@ -73,7 +86,7 @@ def recover(site: Site, who: str) -> dict:
 def _recover(site: Site) -> dict | None:
     journal = site.load(JOURNAL)
     if journal is None:
-        collect_backups(site)
+        collect_backups(site, site.load(RECEIPT))
         return None
     files = [item["path"] for item in journal["entries"] if item["path"] != RECORD]
     if journal["phase"] == "committed":
@@ -91,7 +104,7 @@ def ignore_hangups() -> None:
 def undo(site: Site, journal: dict) -> list[str]:
     """Put everything back as the journal found it, then drop it. May be killed and repeated.
 
-    What cannot be removed (a directory became read-only) is given back, and the journal stays for the next command.
+    What cannot be removed (a directory became read-only) is returned, and the journal stays for the next command.
     Raises Refusal (RollbackFailed) where a file cannot be put back.
     """
     entries = entries_of(site, journal)
@@ -100,32 +113,29 @@ def undo(site: Site, journal: dict) -> list[str]:
     for entry in reversed(entries):
         step(UNDO)
         try:
-            found = hash_of(entry.file)
-            if found == entry.before:
-                continue
-            if found == entry.after or found is None:
-                _put_back(site, entry)
-            elif not replaced:  # else the new installation's file, which is not ours to touch
-                stuck.append((entry, "someone else changed it meanwhile"))
+            _undo_entry(site, entry, replaced)
         except (OSError, Refusal) as error:
             stuck.append((entry, str(error)))
     if stuck:
         raise _hands_needed(site, stuck)
+    step(UNDONE)
     left = _clear(site, journal, entries, replaced)
-    for folder in sorted({os.path.dirname(entry.file) for entry in entries}):
-        if os.path.isdir(folder):
-            sync_directory(folder)
+    sync_folders(entries)
     if not left:
-        unlink(site.state(JOURNAL))
-        collect_backups(site)
+        try:
+            unlink(site.state(JOURNAL))
+        except OSError:
+            return [site.state(JOURNAL)]
+        collect_backups(site, site.load(RECEIPT))
     return left
 
 
 def _clear(site: Site, journal: dict, entries: list[Entry], replaced: bool) -> list[str]:
     """Remove temporary files, new bytecode and new directories, and give the old bytecode back; gives what is left."""
-    old = {} if replaced else {site.lengthen(name): (name, value) for name, value in journal["bytecode"].items()}
+    back = {entry.path for entry in entries if not replaced and hash_of(entry.file) == entry.before}
+    old = {site.lengthen(name): (name, value) for name, value in journal["bytecode"].items() if value["source"] in back}
     intact = {path for path, (_, value) in old.items() if hash_of(path) == value["sha"]}
-    unwanted = [path for entry in entries for path in (entry.new, entry.old)]
+    unwanted = [path for entry in entries for path in (entry.old, entry.new)]  # in this order: see _is_untouched
     unwanted += [path for entry in entries for path in bytecode.compiled_files(entry.file, journal["prefixes"])
                  if path not in intact]
     left = []
@@ -134,11 +144,40 @@ def _clear(site: Site, journal: dict, entries: list[Entry], replaced: bool) -> l
             unlink(path)
         except OSError:
             left.append(path)
+    for folder in sorted({os.path.dirname(path) for path in unwanted}):
+        if os.path.isdir(folder):
+            sync_directory(folder)
     bytecode.remove_caches(entry.file for entry in entries)
-    with contextlib.suppress(OSError):  # no space: Python compiles them again
-        bytecode.restore(site, {name: value for path, (name, value) in old.items() if path not in intact})
+    with contextlib.suppress(OSError):  # Python compiles them again
+        bytecode.restore(site, {name: value for path, (name, value) in old.items() if path not in intact},
+                         needed_backups(site.load(RECEIPT)))
     remove_empty(map(site.lengthen, journal["made_directories"]))
     return left
+
+
+def _undo_entry(site: Site, entry: Entry, replaced: bool) -> None:
+    """replaced: whether the file may be that of another installation, which is not ours to touch."""
+    found = hash_of(entry.file)
+    if found == entry.before:
+        return
+    if found in (entry.after, None):
+        _put_back(site, entry)
+    elif not replaced and not _is_untouched(entry):
+        raise Refusal("Drift", "someone else changed it meanwhile")
+
+
+def _is_untouched(entry: Entry) -> bool:
+    """Whether the new file never took the path, so that what someone else wrote there lost nothing and stays."""
+    if entry.before is None:
+        return False
+    waits = entry.after is not None and os.path.lexists(entry.new)
+    return waits or not os.path.lexists(entry.old) or os.path.samefile(entry.old, entry.file)
+
+
+def sync_folders(entries: list[Entry]) -> None:
+    for folder in sorted({os.path.dirname(entry.file) for entry in entries}):
+        if os.path.isdir(folder):
+            sync_directory(folder)
 
 
 def _was_reinstalled(site: Site, journal: dict, entries: list[Entry]) -> bool:
@@ -150,72 +189,89 @@ def _was_reinstalled(site: Site, journal: dict, entries: list[Entry]) -> bool:
 def _put_back(site: Site, entry: Entry) -> None:
     if entry.before is None:
         unlink(entry.file)
-    elif hash_of(entry.old) == entry.before:
+    elif os.path.lexists(entry.old):
         os.rename(entry.old, entry.file)
     else:
         os.makedirs(os.path.dirname(entry.file), exist_ok=True)
         write_file(entry.new, site.backup(entry.before), entry.meta)
         os.rename(entry.new, entry.file)
-        unlink(entry.old)
 
 
 def _hands_needed(site: Site, stuck: list[tuple[Entry, str]]) -> Refusal:
-    commands = [f"cp {shlex.quote(site.state('backups', entry.before))} {shlex.quote(entry.file)}" if entry.before
-                else f"rm -f {shlex.quote(entry.file)}" for entry, _ in stuck]
     told = "; ".join(f"{entry.file} ({why})" for entry, why in stuck)
     return Refusal("RollbackFailed", f"not every file could be put back: {told}", site.root,
-                   "run the commands, then any command of this tool: it takes up the rest", commands=commands)
+                   "solve that, or run the commands; then run any command of this tool: it takes up the rest",
+                   commands=[_by_hand(site, entry) for entry, _ in stuck])
+
+
+def _by_hand(site: Site, entry: Entry) -> str:
+    if entry.before is None:
+        return f"rm -f {shlex.quote(entry.file)}"
+    if os.path.lexists(entry.old):
+        return f"mv -f {shlex.quote(entry.old)} {shlex.quote(entry.file)}"
+    return f"cp {shlex.quote(site.state('backups', entry.before))} {shlex.quote(entry.file)}"
+
+
+def stage(site: Site, journal: dict) -> None:
+    """Write what finish will put in place beside its places, so that nothing it does needs space."""
+    for name, data in _state_files(site, journal).items():
+        if data is not None:
+            stage_state(site.state(name), data)
 
 
 def finish(site: Site, journal: dict) -> None:
-    """Do what remains after the decision. May be killed and repeated."""
+    """Do what remains after the decision. May be killed and repeated.
+
+    Raises Refusal (RollbackFailed: this can no longer be undone) when it cannot; the journal stays then.
+    """
+    try:
+        _finish(site, journal)
+    except (OSError, Refusal) as error:
+        why = os_refusal(error, error.filename or site.state_dir) if isinstance(error, OSError) else error
+        raise Refusal("RollbackFailed", f"the new files are in place, but the commit is not at its end: {why}",
+                      why.reply["where"], f"{why.reply['next']}; then any command of this tool finishes it") from error
+
+
+def _finish(site: Site, journal: dict) -> None:
+    receipt, files = journal["receipt"], _state_files(site, journal)
     step("receipt")
-    receipt = journal["receipt"]
-    if receipt is None:
-        unlink(site.state(RECEIPT))
-    else:
-        write_state(site.state(RECEIPT), json.dumps(receipt, indent=1, sort_keys=True).encode())
-        if not os.path.exists(site.state(STATE)):
-            write_state(site.state(STATE), b"{}")  # RECORD lists it
+    _put(site, {name: data for name, data in files.items() if name != HISTORY})
     step("history")
-    if receipt is None and site.tree:
-        for name in (HISTORY, STATE):  # a reverted tree is as it came: it has no prefix to keep a history in
-            unlink(site.state(name))
-    else:
-        add_history(site, journal["history"])
+    _put(site, {name: data for name, data in files.items() if name == HISTORY})
     step("clean")
-    for entry in entries_of(site, journal):
+    entries = entries_of(site, journal)
+    for entry in entries:
         unlink(entry.old)
+    sync_folders(entries)  # before the journal goes: nothing would remove them then
     remove_empty(map(site.lengthen, journal["old_directories"]))
-    collect_backups(site)
+    collect_backups(site, receipt)
     step("drop")
     unlink(site.state(JOURNAL))
     sync_directory(site.state_dir)
 
 
-def needed_backups(receipt: dict | None) -> set[str]:
-    """Hashes of all that a revert of RECEIPT writes."""
-    if receipt is None:
-        return set()
-    host = receipt["host"]
-    needed = {told["before"] for told in receipt["files"].values() if told["before"] not in (None, told["after"])}
-    needed |= {value["sha"] for value in host["bytecode"].values()}
-    return needed | ({host["record"]["before"]} if host["record"] else set())
+def _state_files(site: Site, journal: dict) -> dict[str, bytes | None]:
+    """The state files as the commit leaves them, by name; None for one that must go."""
+    receipt = journal["receipt"]
+    if receipt is None and site.tree:
+        return {RECEIPT: None, STATE: None, HISTORY: None}  # as it came: it has no prefix to keep a history in
+    files = {RECEIPT: receipt and json.dumps(receipt, indent=1, sort_keys=True).encode()}
+    if receipt and not os.path.exists(site.state(STATE)):
+        files[STATE] = b"{}"  # RECORD lists it
+    return {**files, HISTORY: history_with(site, journal["history"])}
 
 
-def collect_backups(site: Site) -> None:
-    """Remove backups that the receipt does not need, and half-written state files."""
-    needed = needed_backups(site.load(RECEIPT))
-    folder = site.state("backups")
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        if name not in needed:
-            unlink(os.path.join(folder, name))
-    for name in os.listdir(site.state_dir):
-        if name.endswith(NEW):
+def _put(site: Site, files: dict[str, bytes | None]) -> None:
+    for name, data in files.items():
+        if data is None:
             unlink(site.state(name))
+        else:
+            put_state(site.state(name), data)
 
 
-def add_history(site: Site, line: dict) -> None:
+def history_with(site: Site, line: dict) -> bytes:
+    """The history file with one line more, unless it has that line already."""
     data = read(site.state(HISTORY)) or b""
-    if not any(json.loads(old).get("id") == line["id"] for old in data.splitlines()):
-        write_state(site.state(HISTORY), data + json.dumps(line, sort_keys=True).encode() + b"\n")
+    if any(json.loads(old).get("id") == line["id"] for old in data.splitlines()):
+        return data
+    return data + json.dumps(line, sort_keys=True).encode() + b"\n"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from .failures import Refusal, os_refusal, translated
-from .files import read, remove_empty, unlink
+from .files import read, remove_empty, sync_directory, unlink
 from .site import Site
 from .steps import step
 
@@ -54,11 +54,13 @@ def locked(site: Site, who: str) -> Iterator[None]:
                   "host": socket.gethostname(), "who": who, "since": time.time()}
         with translated(path):
             os.pwrite(handle, json.dumps(holder).encode(), 0)
+            sync_directory(site.state_dir)  # what is left after a power loss is found by the lock or by the journal
         step("lock")
         yield
         step("unlock")
     finally:
-        unlink(path)
+        with contextlib.suppress(OSError):  # on what turned read-only: a dead holder's lock holds nobody up, and the
+            unlink(path)                    # failure that is on its way says more
         os.close(handle)
         remove_empty([site.state("backups"), site.state_dir, os.path.dirname(site.state_dir)])
 
@@ -69,6 +71,7 @@ def _acquire(site: Site, path: str) -> int:
             for folder in (os.path.dirname(site.state_dir), site.state_dir):
                 if not os.path.isdir(folder):
                     os.mkdir(folder, 0o700)
+                    sync_directory(os.path.dirname(folder))
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except (FileNotFoundError, FileExistsError):
             continue  # another run made or removed the directory just now

@@ -11,9 +11,10 @@ import sys
 import time
 import uuid
 
+from .backups import collect_backups, needed_backups
 from .failures import Refusal, write_problem
 from .files import hash_of, read, sha256, unlink, write_state
-from .journal import HISTORY, JOURNAL, RECEIPT, STATE, add_history, collect_backups, needed_backups
+from .journal import HISTORY, JOURNAL, RECEIPT, STATE, history_with
 from .lock import lock_holder, locked
 from .record import record_lines
 from .site import Site
@@ -38,7 +39,7 @@ def receipt_state(site: Site, receipt: dict | None) -> str:
 
 def inspect(site: Site, request: dict) -> dict:
     """Everything that a plan needs. Writes nothing."""
-    receipt = site.load(RECEIPT)
+    holder, receipt = lock_holder(site), site.load(RECEIPT)  # the holder: before the files are read, and after
     told = receipt["files"] if receipt else {}
     lines = record_lines(read(site.record)) if site.record else {}
     paths = sorted({*(request.get("paths") or ()), *told})
@@ -51,7 +52,7 @@ def inspect(site: Site, request: dict) -> dict:
         "interpreter": None if site.tree else {"executable": sys.executable, "version": sys.version.split()[0],
                                                "prefix": sys.prefix, "real_prefix": os.path.realpath(sys.prefix)},
         "receipt": receipt, "receipt_state": receipt_state(site, receipt),
-        "journal": os.path.exists(site.state(JOURNAL)), "lock": lock_holder(site),
+        "journal": os.path.exists(site.state(JOURNAL)), "lock": holder or lock_holder(site),
         "missing_backups": sorted(sha for sha in needed_backups(receipt) if not _is_whole(site, sha)),
         "free_bytes": _free_bytes(site.package_dir),
         "writable": problem and {"path": problem["path"], "mount": problem["mount"],
@@ -96,9 +97,10 @@ def forget(site: Site, request: dict) -> dict:
                           "use revert")
         if receipt is not None:
             unlink(site.state(RECEIPT))
-            add_history(site, {**(request.get("history") or {}), "event": "forget", "id": uuid.uuid4().hex,
-                               "time": time.time(), "who": request.get("who", "")})
-            collect_backups(site)
+            write_state(site.state(HISTORY), history_with(site, {
+                **(request.get("history") or {}), "event": "forget", "id": uuid.uuid4().hex, "time": time.time(),
+                "who": request.get("who", "")}))
+            collect_backups(site, None)
     return {"forgotten": receipt is not None, "receipt_state": found}
 
 
