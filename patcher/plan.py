@@ -9,7 +9,7 @@ from typing import Any
 
 from patcher import udiff
 from patcher.drift import Difference, describe
-from patcher.errors import Conflict, Drift, SeriesProblem
+from patcher.errors import Conflict, Drift, Locked, SeriesProblem
 from patcher.series_model import PRISTINE, UNKNOWN, Series, sha256
 
 EARLIER = "an earlier series"
@@ -136,8 +136,9 @@ def make_plan(series: Series, stage: str, inspection: Inspection) -> Plan:
     """The plan that brings every file of the series to ``stage``, from whatever known states they are in.
 
     ``inspection`` must cover the files of the series and of the receipt.  Raises Drift, which names each file in no
-    known state, and SeriesProblem if the series gives other bytes than it promises.
+    known state, Locked while someone changes them, and SeriesProblem if the series gives other bytes than it promises.
     """
+    _refuse_moving_files(inspection)
     receipt = inspection["receipt"]
     receipt_files = receipt["files"] if receipt else {}
     actions, origin, drifted = [], {}, []
@@ -167,8 +168,10 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
     """The plan that undoes what the receipt says; without a receipt, what ``series`` recognises.
 
     With ``series``, files are also restored by reversing its patches where the host has no backup.  Raises Conflict if
-    the receipt is about another version, Drift for files that are neither as before nor as after the apply.
+    the receipt is about another version, Drift for files that are neither as before nor as after the apply, Locked
+    while someone changes them.
     """
+    _refuse_moving_files(inspection)
     receipt = inspection["receipt"]
     if receipt and inspection["receipt_state"] != "valid":
         raise Conflict(
@@ -201,6 +204,14 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
         stage = _common(series, actions, inspection)
     origin = {path: row["before"] for path, row in told.items()}
     return Plan(series, inspection["version"], stage, PRISTINE, tuple(actions), origin, receipt)
+
+
+def _refuse_moving_files(inspection: Inspection) -> None:
+    """What was read while someone changes it is neither old nor new, and no drift."""
+    holder = inspection["lock"]
+    if holder:
+        raise Locked(f"{holder.get('who') or 'someone'} is changing these files now", where=holder.get("host", ""),
+                     next_step="wait until that ends, then run the command again")
 
 
 def drift(files: list[Difference], package: str, version: str) -> Drift:

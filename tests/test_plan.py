@@ -10,7 +10,7 @@ import pytest
 from builders import DDTREE, PRISTINE, STAGES, files_after, inspection, make_package, make_series
 
 from patcher import udiff_parse
-from patcher.errors import Conflict, Drift
+from patcher.errors import Conflict, Drift, Locked
 from patcher.plan import Plan, make_plan, make_revert_plan
 from patcher.udiff import apply
 
@@ -134,11 +134,19 @@ def test_drift_on_a_patched_file_is_compared_with_the_patched_one(series, tmp_pa
     assert caught.value.where == f"{WORKER}:38"
 
 
+def test_files_that_someone_is_changing_are_no_drift(series, tmp_path):
+    found = inspection(make_package(tmp_path, PRISTINE | {ARGS: b""}), PATHS)
+    moving = {**found, "lock": {"who": "ann@desk", "host": "gpu1"}}
+    for make in (lambda: make_plan(series, "ddtree", moving), lambda: make_revert_plan(moving, series)):
+        with pytest.raises(Locked, match="ann@desk"):
+            make()
+
+
 def test_all_drifted_files_are_named(series, tmp_path):
     root = make_package(tmp_path, PRISTINE | {ARGS: b"", WORKER: None})
     with pytest.raises(Drift) as caught:
         make_plan(series, "ddtree", inspection(root, PATHS))
-    assert "2 files are" in str(caught.value)
+    assert "2 files of sglang 0.5.11 are" in str(caught.value)
     assert f"{WORKER}: the file does not exist" in caught.value.detail and f"{ARGS}, line 1" in caught.value.detail
 
 
