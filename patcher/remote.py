@@ -104,4 +104,5 @@ def _no_reply(connection: Connection, python: str, done: Completed) -> errors.Dd
                                      next_step="give the environment that serves: --venv")
     return errors.HostUnreachable(
         f"the agent ended without an answer (exit status {done.rc})", where=connection.name, detail=said,
-        next_step="run the command again: it says where the host stands, and finishes or undoes")
+        next_step="run the command again: it says where the host stands, and finishes or undoes; if this comes again, "
+                  "see that the login's start-up files (.bashrc) neither end the shell nor read its input")

@@ -238,13 +238,20 @@ def test_docker_logs_since_a_moment_of_the_hosts_clock():
 
 
 def test_command_runs_what_it_was_given_and_names_what_it_was_not():
-    commands = FakeCommands()
-    service = service_of("command", commands, restart=("a", "b c"), start=("s",))
+    script = FakeHostScript(run={"rc": 0})
+    service = service_of("command", FakeCommands(), script, restart=("a", "b c"), start=("s",))
     service.restart()
     service.start()
-    assert commands.ran == [["a", "b c"], ["s"]]
+    assert [request["argv"] for request in script.requests] == [["a", "b c"], ["s"]]
+    assert all(request["log"].startswith("/state/logs/command-") for request in script.requests)
     with pytest.raises(UsageProblem, match=r"service\.stop is not set"):
         service.stop()
+
+
+def test_command_that_fails_is_told_with_what_it_said():
+    script = FakeHostScript(run={"rc": 3}, read_log={"text": "no such service\n"})
+    with pytest.raises(NotReady, match="failed with exit code 3: no such service"):
+        service_of("command", FakeCommands(), script, restart=("a", "b c")).restart()
 
 
 def test_command_takes_the_launcher_that_serves_the_port():

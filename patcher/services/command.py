@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+from patcher.connection import Completed
 from patcher.errors import UsageProblem
-from patcher.services.base import Service
+from patcher.services.base import COMMAND_TIMEOUT_S, LOG_LIMIT, Service
 
 
 class CommandService(Service):
     kind = "command"
 
     def restart(self, *, patched: bool = True) -> None:
-        self.run(self.settings.restart)
+        self._run(self.settings.restart)
 
     def stop(self) -> None:
-        self.run(self._command("stop"))
+        self._run(self._command("stop"))
 
     def start(self, *, patched: bool = True) -> None:
-        self.run(self._command("start"))
+        self._run(self._command("start"))
 
     @property
     def starts_stopped(self) -> bool:
@@ -30,6 +34,13 @@ class CommandService(Service):
 
     def failure(self) -> str | None:
         return None  # nothing but the server itself can be asked
+
+    def _run(self, argv: Sequence[str]) -> None:
+        log = f"{self.host.state_dir}/logs/command-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
+        rc = self.host.script("run", argv=list(argv), log=log, timeout=COMMAND_TIMEOUT_S)["rc"]
+        if rc != 0:
+            said = self.host.script("read_log", path=log, offset=0, limit=LOG_LIMIT)["text"]
+            raise self.refused(argv, Completed(rc, said.encode(), b""))
 
     def _command(self, name: str) -> tuple[str, ...]:
         argv = getattr(self.settings, name)

@@ -333,6 +333,24 @@ def start(request):
     return {"pid": process.pid, "ticks": stat[4], "start_time": start_time(stat[4]), "log": request["log"]}
 
 
+def run(request):
+    """Run a command to its end, with its output in a new file.
+
+    What it leaves running in the background has no stream of ours, so that it neither keeps us waiting nor fails at
+    its next line of output once we are gone.
+    """
+    os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(request["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                   start_new_session=True)
+        return {"rc": process.wait()}
+    except OSError as error:
+        return {"error": f"{error.filename or request['argv'][0]}: {error.strerror}"}
+    finally:
+        os.close(log)
+
+
 def read_log(request):
     """The bytes of a log from `offset` on, at most `limit` (the last ones; `offset` says where they begin)."""
     try:
@@ -348,7 +366,7 @@ def read_log(request):
 
 
 OPERATIONS = {"status": status, "remember": remember, "stop": stop, "port_free": port_free, "start": start,
-              "read_log": read_log}
+              "run": run, "read_log": read_log}
 
 
 def main():

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.rig.problem import RigProblem
@@ -53,9 +54,12 @@ class Sshd:
     """
 
     def __init__(
-        self, home: Path, *, alias: str = "demo", address: str = "127.0.0.1", user: str | None = None, extra: str = ""
-    ):
+        self, home: Path, *, alias: str = "demo", address: str = "127.0.0.1", user: str | None = None, extra: str = "",
+        around: Sequence[str] = (),
+    ):  # fmt: skip
         """Makes keys and settings in the new directory `home` and starts. `extra`: more lines of sshd_config.
+
+        around: a command in front of sshd's own, which it ends by becoming it (exec).
 
         Raises: RigProblem if OpenSSH is missing or sshd does not come up.
         """
@@ -63,6 +67,7 @@ class Sshd:
         self.user = user or getpass.getuser()
         self.port = free_port(address)
         self.extra = extra
+        self.around = tuple(around)
         self.ssh_config = home / "ssh_config"
         self.known_hosts = home / "known_hosts"
         self.host_key = home / "host_key"
@@ -90,7 +95,7 @@ class Sshd:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # a root sshd wants its privilege separation directory
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [_program("sshd"), "-D", "-e", "-f", str(self.home / "sshd_config")],
+                [*self.around, _program("sshd"), "-D", "-e", "-f", str(self.home / "sshd_config")],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home, start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + 30

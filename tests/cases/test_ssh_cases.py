@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
+import os
+import pwd
 import shutil
 import subprocess
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from builders import make_package, make_series
+from builders import DDTREE, PRISTINE, STAGES, make_package, make_series
 
 from scripts.rig.sshd import Sshd
+from tests.relay import Relay
 from tests.ssh_keys import RunningAgent, new_key
+from tests.stub_host import StubHost
 
 
 @pytest.fixture
@@ -302,3 +311,414 @@ def test_case_26_behind_jumps(three_servers, tree, tool, ssh_config, where, kind
         assert tool("status", "--host", "gpu", "--site-packages", tree).code == 0
     finally:
         server.known_hosts.write_text(kept)
+
+
+# ---------------------------------------------------------------- 27
+
+NOISE = {
+    "lines": "echo 'Welcome to gpu'; echo 'your quota is 93 %' >&2",
+    "no line end": "printf 'loading modules ...'",
+    "terminal escapes": r"printf '\033[2J\033]0;gpu\007'; stty erase x; printf '\033[31m' >&2",
+    "bytes": r"head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2",
+    "another reply": 'echo "<<ddtree-agent 00000000000000000000000000000000 12>>"; echo \'{"error": 1}\'; echo "{}"',
+    "on leaving": "trap 'echo bye; echo bye >&2' EXIT",
+    "shell options": "set -u; shopt -s nocasematch; cd /; umask 077; alias python3=false",
+}
+
+
+@pytest.fixture
+def noisy(sshd, ssh_config, tmp_path: Path) -> Callable[[str], Sshd]:
+    """`noisy(text)`: an sshd with a banner, whose bash reads that text as the .bashrc of a home of its own."""
+    shell = pwd.getpwuid(os.getuid()).pw_shell
+    if not shell.endswith("bash"):
+        pytest.skip(f"the login shell of this user is {shell}, which reads no .bashrc")
+
+    def start(text: str) -> Sshd:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home/.bashrc").write_text(f"{text}\n")
+        banner = tmp_path / "banner"
+        banner.write_bytes(b"<<ddtree-agent>> Authorised use only\xff\n" * 100)
+        server = sshd(alias="gpu", extra=f"Banner {banner}\nSetEnv HOME={tmp_path / 'home'}")
+        config = ssh_config("", server)
+        done = subprocess.run(["ssh", "-F", config, "gpu", "echo .bashrc:$HOME"], capture_output=True, check=False)
+        assert b"Authorised use only" in done.stderr
+        return server
+
+    return start
+
+
+@pytest.mark.parametrize("noise", [*list(NOISE)[:4], *(pytest.param(noise, marks=pytest.mark.long)
+                                                       for noise in list(NOISE)[4:])])
+def test_case_27_noise(noisy, tree, tool, noise):
+    noisy(NOISE[noise])
+    said = tool("apply", "--host", "gpu", "--site-packages", tree, "--json")
+    assert said.code == 0, said.stderr
+    assert said.host["changed"] and "Welcome" not in said.stdout
+    assert "\033" not in said.stdout + said.stderr
+    assert {(tree / path).stat().st_mode & 0o777 for path in PRISTINE if (tree / path).exists()} == {0o644}
+    assert tool("revert", "--host", "gpu", "--site-packages", tree).code == 0
+
+
+@pytest.mark.parametrize("text", ["exit 0", "read line; echo $line", "cat > /dev/null", "exec true"])
+def test_case_27_a_login_that_runs_no_program(noisy, tree, tool, text):
+    """It is said what is wrong, and no write was begun."""
+    noisy(text)
+    said = tool("apply", "--host", "gpu", "--site-packages", tree, "--json")
+    assert said.code == 3, said.stderr
+    assert ".bashrc" in said.error["next"]
+    assert not (tree / ".ddtree-patch").exists()
+
+
+# ---------------------------------------------------------------- 28
+
+def started_by_hand(host: StubHost) -> tuple[str, str]:
+    """(stop, restart) commands of an operator, who lets the server run in the background and redirects nothing."""
+    server = f"{host.venv}/bin/python -m sglang.launch_server --port {host.port}"
+    stop = f"pid=$(cat {host.home}/pid) && kill $pid; while kill -0 $pid 2>/dev/null; do sleep 0.1; done"
+    return stop, f"{stop}; cd {host.home}; {server} & echo $! > {host.home}/pid"
+
+
+@pytest.mark.parametrize("kind", ["process", "command", pytest.param("command, setsid", marks=pytest.mark.long),
+                                  pytest.param("command, nohup", marks=pytest.mark.long)])
+def test_case_28_start(stub_host, sshd, ssh_config, tool, kind):
+    """The start returns, though the server goes on; and the server outlives the connection, with lines left to log."""
+    server = sshd(alias="gpu")
+    ssh_config("", server)
+    stub_host.misbehave(always=["--stub-mode", "greedy"])  # it has something to log
+    first = stub_host.start_server()
+    (stub_host.home / "pid").write_text(str(first.pid))
+    threading.Thread(target=first.wait, daemon=True).start()  # else its zombie stays, which `kill -0` finds
+    config = stub_host.configure("gpu")
+    if kind != "process":
+        stop, restart = started_by_hand(stub_host)
+        around = kind.partition(", ")[2]
+        restart = restart.replace(f"; {stub_host.venv}", f"; {around} {stub_host.venv}") if around else restart
+        settings = {"kind": "command", "restart": ["bash", "-c", restart], "stop": ["bash", "-c", stop]}
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        text = config.read_text()
+        config.write_text(text.partition("[hosts.gpu.service]")[0] + f"[hosts.gpu.service]\n{lines}")
+    said = tool("restart", "--host", "gpu", "--config", config, "--json")
+    assert said.code == 0, said.stderr
+    server.stop()  # and with it every connection
+    assert said.host["ready"]["pid"] != first.pid
+    assert stub_host.info()["cwd"] == str(stub_host.home)
+    asked = {"text": "a", "sampling_params": {"temperature": 1.0, "max_new_tokens": 8}}
+    web = http.client.HTTPConnection("127.0.0.1", stub_host.port, timeout=60)
+    web.request("POST", "/generate", json.dumps(asked))
+    assert json.load(web.getresponse())["meta_info"]["completion_tokens"] == 8
+    web.close()
+
+
+# ---------------------------------------------------------------- 29
+
+def may_mount() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+PYTHON = "/usr/bin/python3"  # that every account may run
+needs_accounts = pytest.mark.skipif(not may_mount() or shutil.which("sudo") is None or not Path(PYTHON).exists(),
+                                    reason="needs sudo, the system's Python, and root that may make a namespace")
+LOGIN, OWNER = 61001, 61002
+BIND = """
+for name in passwd shadow sudoers; do mount --bind "$0/$name" /etc/$name || exit 1; done
+exec "$@"
+"""
+
+
+class Shared:
+    """A stub installation that belongs to the account `owner`, its server as well, and the login of another, `login`.
+
+    Both accounts, and a sudoers file, exist only in the mount namespace of an sshd.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)  # every account may look into it
+        (folder / "target").mkdir()
+        self.target = StubHost(folder / "target", PYTHON)
+        home = folder / "home"
+        home.mkdir()
+        accounts = f"login:x:{LOGIN}:{LOGIN}::{home}:/bin/bash\nowner:x:{OWNER}:{OWNER}::{home}:/bin/bash\n"
+        (folder / "passwd").write_text(Path("/etc/passwd").read_text() + accounts)
+        (folder / "shadow").write_text("".join(f"{name}:*:19000:0:99999:7:::\n" for name in ("root", "login", "owner")))
+        self.sudoers = folder / "sudoers"
+        self.sudoers.touch(0o440)
+        self.allow("root ALL=(ALL) ALL")
+        subprocess.run(["chown", "-R", f"{OWNER}:{OWNER}", self.target.home], check=True)
+        self.folder = folder
+        self._sshd: Sshd | None = None
+
+    def make_sshd(self, extra: str = "") -> Sshd:
+        around = ["unshare", "--mount", "sh", "-c", BIND, str(self.folder)]
+        self._sshd = Sshd(self.folder / "sshd", alias="gpu", user="login", around=around, extra=extra)
+        return self._sshd
+
+    def stop(self) -> None:
+        self.target.stop()
+        if self._sshd:
+            self._sshd.stop()
+
+    def allow(self, *lines: str) -> None:
+        """Write the sudoers file, in place: it is bound where it is."""
+        self.sudoers.write_text("".join(f"{line}\n" for line in lines))
+
+    def configure(self, sudo: bool, venv: bool = True) -> Path:
+        path = self.target.configure("gpu")
+        text = path.read_text().replace("[hosts.gpu]", f"[hosts.gpu]\nsudo = {json.dumps(sudo)}")
+        path.write_text(text if venv else text.replace(f'venv = "{self.target.venv}"\n', ""))
+        return path
+
+    def start_server(self) -> subprocess.Popen:
+        argv = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups", f"{self.target.venv}/bin/python",
+                "-m", "sglang.launch_server", "--port", str(self.target.port)]
+        server = subprocess.Popen(argv, cwd=self.target.home, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL, start_new_session=True)
+        threading.Thread(target=server.wait, daemon=True).start()
+        self.target.wait_answer()
+        return server
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+    with tempfile.TemporaryDirectory(prefix="ddtree-case-29-") as folder:  # pytest's own are closed to other accounts
+        shared = Shared(Path(folder))
+        monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(shared.target.series_root))
+        monkeypatch.chdir(tmp_path)
+        yield shared
+        shared.stop()
+
+
+def owners(root: Path) -> set[int]:
+    return {path.lstat().st_uid for path in (root, *root.rglob("*"))}
+
+
+@needs_accounts
+def test_case_29_sudo_for_one_interpreter(shared, ssh_config, tool):
+    """Files and server of another account: all of it works, and stays that account's."""
+    target = shared.target
+    shared.allow(f"login ALL=(root) NOPASSWD: {target.venv}/bin/python3")
+    ssh_config("", shared.make_sshd())
+    config = shared.configure(sudo=True)
+    first, before = shared.start_server(), target.hashes()
+    said = tool("apply", "--host", "gpu", "--config", config, "--json")
+    assert said.code == 0, said.stderr
+    assert target.served_identity() == target.series.identity("temperature")
+    pid = said.host["ready"]["pid"]
+    assert pid != first.pid and os.stat(f"/proc/{pid}").st_uid == OWNER
+    assert {(target.site_packages / path).stat().st_uid for path in target.series.files} == {OWNER}
+    back = tool("revert", "--host", "gpu", "--config", config, "--json")
+    assert back.code == 0, back.stderr
+    assert target.hashes() == before and target.served_identity() is None
+    assert owners(target.site_packages) == {OWNER}
+
+
+@needs_accounts
+def test_case_29_without_sudo(shared, ssh_config, tool):
+    """Said before anything is written: whose the files are, and the setting that helps."""
+    ssh_config("", shared.make_sshd())
+    shared.start_server()
+    before = shared.target.hashes()
+    said = tool("apply", "--host", "gpu", "--config", shared.configure(sudo=False), "--json")
+    assert said.code in (3, 4), said.stderr
+    assert "sudo = true" in said.error["next"]
+    assert shared.target.hashes() == before and shared.target.served_identity() is None
+    assert owners(shared.target.venv) == {OWNER}
+
+
+@needs_accounts
+@pytest.mark.parametrize(("rule", "venv"), [
+    ("login ALL=(ALL) ALL", True),  # with a password
+    ("# nothing for this account", True),
+    ("login ALL=(root) NOPASSWD: {venv}/bin/python3", False),  # and the tool does not know of that interpreter
+    ("login ALL=(owner) NOPASSWD: {venv}/bin/python3", True),  # not as root
+], ids=["password", "not in sudoers", "another interpreter", "another account"])
+def test_case_29_what_sudo_refuses(shared, ssh_config, tool, rule, venv):
+    """The message holds the line that sudoers lacks; with it, it works."""
+    shared.allow("root ALL=(ALL) ALL", rule.format(venv=shared.target.venv))
+    ssh_config("", shared.make_sshd())
+    options = ("status", "--host", "gpu", "--config", shared.configure(sudo=True, venv=venv), "--json")
+    said = tool(*options)
+    assert (said.code, said.error["error"], said.error["where"]) == (3, "AuthenticationProblem", "gpu"), said.stderr
+    program = f"{shared.target.venv}/bin/python3" if venv else shutil.which("python3", path="/usr/bin:/bin")
+    line = f"login ALL=(root) NOPASSWD: {program}"
+    assert f"allow it in sudoers: {line} - " in said.error["next"]
+    if not venv:
+        assert f"{shared.target.venv}/bin/python3" in said.error["detail"], "which one sudo does allow"
+        assert "--venv" in said.error["next"]
+        return
+    with shared.sudoers.open("a") as sudoers:
+        sudoers.write(f"{line}\n")
+    assert tool(*options).code == 0
+
+
+@needs_accounts
+def test_case_29_no_sudo_there(shared, ssh_config, tool):
+    ssh_config("", shared.make_sshd(extra="SetEnv PATH=/nowhere"))
+    said = tool("status", "--host", "gpu", "--config", shared.configure(sudo=True), "--json")
+    assert said.code == 3 and "there is no sudo on the host" in said.error["what"], said.stderr
+
+
+# ---------------------------------------------------------------- 30
+
+def behind(relay: Relay, server: Sshd) -> str:
+    return f"Host gpu\n Port {relay.port}\n HostKeyAlias [127.0.0.1]:{server.port}\n"
+
+
+def when(happened: Callable[[], object], act: Callable[[], None]) -> None:
+    """On a thread of its own, do it once that has happened."""
+
+    def wait() -> None:
+        while not happened():
+            time.sleep(0.02)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_case_30_lost_in_the_upload(sshd, tree, tool, ssh_config, tmp_path):
+    big = "".join(f"# {os.urandom(48).hex()}\n" for _ in range(15_000)).encode()
+    make_series(tmp_path / "big/sglang-0.5.11", stages={**STAGES, "ddtree": {**DDTREE, "sglang/srt/big.py": big}})
+    (tmp_path / "series").rename(tmp_path / "small")
+    (tmp_path / "big").rename(tmp_path / "series")
+    before = hashes(tree)
+    server = sshd(alias="gpu")
+    options = ("--host", "gpu", "--site-packages", tree, "--json")
+    with Relay(server.port, cut_when=lambda relay: relay.up > 1_000_000) as relay:
+        ssh_config(behind(relay, server), server)
+        said = tool("apply", *options)
+    assert (said.code, said.error["error"]) == (3, "HostUnreachable"), said.stderr
+    assert {step["name"]: step["state"] for step in said.host["steps"]}["commit"] == "failed"
+    assert "says where" in said.error["next"]
+    assert hashes(tree) == before and not (tree / ".ddtree-patch").exists()
+    ssh_config("", server)
+    assert tool("status", *options).host["state"] == "pristine"
+    assert tool("apply", *options).code == 0
+    assert (tree / "sglang/srt/big.py").read_bytes() == big
+
+
+@pytest.mark.parametrize(("step", "state", "recovered"), [("rename:2", "pristine", "undone"),
+                                                          ("clean", "temperature", "finished")])
+def test_case_30_lost_during_the_renames(sshd, tree, tool, ssh_config, step, state, recovered):
+    """The host ends what the lost session had started, as many do: the agent is killed at that step."""
+    options = ("--host", "gpu", "--site-packages", tree, "--json")
+    before = hashes(tree)
+    ssh_config("", sshd(alias="gpu", extra=f"SetEnv DDTREE_AGENT_DIE_AT={step}"))
+    said = tool("apply", *options)
+    assert (said.code, said.error["error"]) == (3, "HostUnreachable"), said.stderr
+    ssh_config("", sshd(alias="gpu"))
+    said = tool("status", *options)
+    assert said.code == 0 and said.host["state"] == state
+    assert said.host["installation"]["recovered"] == recovered
+    assert f"a commit that was cut short before was {recovered}" in said.host["steps"][0]["detail"]
+    assert not [path for path in tree.rglob("*") if ".ddtree-new" in path.name or path.name == "journal.json"]
+    assert tool("apply", *options).code == 0
+    assert tool("status", *options).host["state"] == "temperature"
+    assert tool("revert", *options).code == 0 and hashes(tree) == before
+
+
+def test_case_30_lost_while_the_host_commits_on(stub_host, sshd, ssh_config, tool):
+    """The line is cut in the import check, when every file has its new bytes: the agent ends what it began."""
+    started, go = stub_host.home / "started", stub_host.home / "go"
+    state = stub_host.venv / ".ddtree-patch/sglang"
+    (stub_host.site_packages / "sitecustomize.py").write_text(
+        "import pathlib, time\n"
+        f"if pathlib.Path({str(state / 'journal.json')!r}).exists():\n"
+        f"    pathlib.Path({str(started)!r}).touch()\n"
+        f"    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n")
+    server = sshd(alias="gpu")
+    options = ("--host", "gpu", "--config", stub_host.configure("gpu"), "--json")
+    with Relay(server.port) as relay:
+        when(started.exists, relay.cut)
+        ssh_config(behind(relay, server), server)
+        said = tool("apply", *options)
+    assert (said.code, said.error["error"]) == (3, "HostUnreachable"), said.stderr
+    ssh_config("", server)
+    go.touch()
+    deadline = time.monotonic() + 60
+    while (state / "lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said = tool("status", *options)
+    assert (said.host["state"], said.host["receipt_state"]) == ("temperature", "valid"), said.stderr
+    assert tool("revert", *options).code == 0
+
+
+def test_case_30_lost_while_waiting_for_readiness(stub_host, sshd, ssh_config, tool):
+    """The files are new, the server is on its way: nothing is undone behind the operator's back, and it is said."""
+    go, logs = stub_host.home / "go", stub_host.venv / ".ddtree-patch/sglang/logs"
+    stub_host.start_server()
+    stub_host.misbehave(patched=["--stub-ready-file", str(go)])
+    server = sshd(alias="gpu")
+    options = ("--host", "gpu", "--config", stub_host.configure("gpu"), "--json")
+    with Relay(server.port) as relay:
+        when(lambda: any("stub server" in log.read_text() for log in logs.glob("server-*.log")), relay.cut)
+        ssh_config(behind(relay, server), server)
+        said = tool("apply", *options)
+    assert (said.code, said.error["error"]) == (3, "HostUnreachable"), said.stderr
+    assert said.error["next"].startswith("ddtree-patch status says where it stands; apply again, or revert.")
+    assert said.host["changed"]
+    ssh_config("", server)
+    assert tool("status", *options).host["state"] == "temperature"
+    go.touch()
+    stub_host.wait_answer()
+    assert tool("apply", *options).code == 0
+    assert tool("verify", *options).code == 0
+    assert stub_host.served_identity() == stub_host.series.identity("temperature")
+    assert tool("revert", *options).code == 0 and stub_host.served_identity() is None
+
+
+# ---------------------------------------------------------------- 31
+
+# How often the tool may wait for the host's answer: the login takes 9 turns or so, each request of the agent 3.
+TURNS = {"status": 16, "apply --dry-run": 16, "apply": 20, "revert": 20}
+
+
+def test_case_31_a_slow_link(sshd, tree, tool, ssh_config):
+    """Every piece of the conversation is under way for a while, so that what can travel together does."""
+    server = sshd(alias="gpu")
+    turns = {}
+    for command in TURNS:
+        with Relay(server.port, delay=0.1) as relay:
+            ssh_config(behind(relay, server), server)
+            said = tool(*command.split(), "--host", "gpu", "--site-packages", tree, "--json")
+        assert said.code == 0, said.stderr
+        turns[command] = relay.turns
+    print(turns)
+    assert all(turns[command] <= most for command, most in TURNS.items()), turns
+
+
+# ---------------------------------------------------------------- 32
+
+def test_case_32_hosts_differ(sshd, tree, tool, ssh_config, tmp_path):
+    """A plan for each host, and none is touched unless all are good; `--keep-going` applies to those that are."""
+    trees = {"new": make_package(tmp_path / "new", version="0.5.20"), "old": tree}
+    ssh_config("", *(sshd(alias=name) for name in trees))
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text("".join(f'[hosts.{name}]\nsite_packages = "{at}"\n' for name, at in trees.items()))
+    start = {name: hashes(at) for name, at in trees.items()}
+    options = ("--host", "old", "--host", "new", "--config", hosts, "--json")
+
+    for dry in ((), ("--dry-run",)):
+        said = tool("apply", *options, *dry)
+        assert (said.code, said.error["error"]) == (10, "MixedOutcome"), said.stderr
+        old, new = said.json["hosts"]
+        assert new["error"]["error"] == "UnsupportedVersion" and "0.5.20" in new["error"]["what"]
+        assert "0.5.11" in new["error"]["next"]
+        assert "not touched" in old["error"]["what"] and "new" in old["error"]["what"]
+        assert [action["kind"] for action in old["plan"]["actions"]].count("modify") == 3
+        assert {name: hashes(at) for name, at in trees.items()} == start
+
+    said = tool("apply", *options, "--keep-going")
+    assert said.code == 10 and [host["ok"] for host in said.json["hosts"]] == [True, False]
+    assert hashes(trees["old"]) != start["old"] and hashes(trees["new"]) == start["new"]
+    assert tool("revert", "--host", "old", "--config", hosts).code == 0
+    assert hashes(trees["old"]) == start["old"]
+
+
+def test_case_32_each_host_gets_the_series_of_its_own_version(sshd, tree, tool, ssh_config, tmp_path):
+    make_series(tmp_path / "series/sglang-0.5.20", version="0.5.20")
+    trees = {"new": make_package(tmp_path / "new", version="0.5.20"), "old": tree}
+    ssh_config("", *(sshd(alias=name) for name in trees))
+    hosts = tmp_path / "hosts.toml"
+    hosts.write_text("".join(f'[hosts.{name}]\nsite_packages = "{at}"\n' for name, at in trees.items()))
+    said = tool("apply", "--host", "old", "--host", "new", "--config", hosts, "--json")
+    assert said.code == 0, said.stderr
+    assert [host["plan"]["series"] for host in said.json["hosts"]] == ["sglang-0.5.11", "sglang-0.5.20"]
