@@ -92,6 +92,7 @@ class _Watch:
         self.begun = now()
         self.process: tuple[int, int] | None = None
         self.old_listener_since: float | None = None
+        self.old_server: Mapping[str, Any] | None = None
 
     @property
     def left(self) -> float:
@@ -111,6 +112,7 @@ class _Watch:
         """The new server process as it is now; None before it appears. Raises NotReady once it is dead."""
         server = self.service.live()
         fresh = server is not None and server["start_time"] >= self.started_after
+        self.old_server = server if server is not None and not fresh else None
         if self.process is not None:
             if server is None or (server["pid"], server["ticks"]) != self.process:
                 why = self.service.failure()
@@ -133,6 +135,8 @@ class _Watch:
                 self._mind_other_listener(server["listener"]["process"])
                 self.pause(f"waiting for the port, which process {server['listener']['process']['pid']} holds")
             else:
+                if self.old_server and self.old_server["listener"]["owner"] == "server":
+                    self._mind_other_listener(self.old_server)
                 self.pause("waiting for the server to listen" if server else "waiting for the new server process")
 
     def _mind_other_listener(self, other: Mapping[str, Any]) -> None:
@@ -140,9 +144,10 @@ class _Watch:
             self.old_listener_since = self.now()
         if self.now() - self.old_listener_since >= OLD_LISTENER_S:
             age = "from before the restart" if other["start_time"] < self.started_after else "of another program"
+            new = "".join(f"; started meanwhile: {line}" for line in self.service.started_since(self.started_after))
             raise self.failed(
                 f"the port is held by process {other['pid']} {age}, so the new server took another one or waits for it",
-                f"end process {other['pid']} ({' '.join(redacted(other['argv']))[:120]}) by hand, then restart")
+                f"end process {other['pid']} ({' '.join(redacted(other['argv']))[:120]}) by hand, then restart{new}")
 
     def failed(self, what: str, next_step: str) -> NotReady:
         return NotReady(what, where=self.service.host.name, next_step=next_step,

@@ -37,6 +37,9 @@ class FakeService(Service):
     def log_since(self, marker=None):
         return self.log
 
+    def started_since(self, when):
+        return ["pid 10, port 2: python"]
+
     def main_pid(self):
         return None
 

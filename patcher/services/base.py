@@ -17,7 +17,7 @@ from patcher.config import ServiceSettings
 from patcher.connection import Completed, Connection
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.services.flags import port_of
-from patcher.target import redacted
+from patcher.target import describe_process, redacted
 
 HOST_SCRIPT = Path(__file__).with_name("host_script.py")
 COMMAND_TIMEOUT_S = 600.0
@@ -146,6 +146,11 @@ class Service(ABC):
         """{"now": the host's clock, "server": process or None, "listener": who holds the port}."""
         # Without a process of the supervisor's (pid 0 is nobody), what listens is somebody else's.
         return self.host.script("status", port=self.port_in_namespace(), pid=self.main_pid() or 0)
+
+    def started_since(self, when: float) -> list[str]:
+        """The SGLang servers that were started on the host since then (unix time there), one line each."""
+        processes = self.host.ask("processes")["processes"]
+        return [describe_process(process) for process in processes if process["start_time"] >= when]
 
     def describe(self) -> dict[str, Any]:
         """For `doctor` and `status`: the adapter and the server's process, without secrets."""
