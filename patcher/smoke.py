@@ -21,10 +21,15 @@ from patcher.smoke_result import Check, Measured, SmokeResult, TemperatureRow
 from patcher.suite import SAMPLING_PATHS, Prompt, Suite
 
 CHECKS = (
-    "answers", "greedy_repeatable", "greedy_as_before", "prompts_differ", "top_k_1_is_greedy", "sampling_paths",
+    "answers", "greedy_repeatable", "greedy_as_before", "prompts_differ", "top_k_1_is_greedy",
+    "top_p_0_is_greedy", "min_p_1_is_greedy", "sampling_paths",
     "diverse", "acceptance", "throughput", "no_greedy_fallback_logged", "healthy_after", "new_process",
     "patch_identity",
 )
+# Each parameter at the value that leaves the likeliest token alone, at any temperature.
+NARROWEST = {
+    "top_k_1_is_greedy": {"top_k": 1}, "top_p_0_is_greedy": {"top_p": 1e-3}, "min_p_1_is_greedy": {"min_p": 1.0},
+}
 
 
 def record_baseline(client: SglangClient, suite: Suite,
@@ -133,8 +138,13 @@ class _Run:
             again = {prompt.name: self.ask(prompt, temperature=0.0).output for prompt in prompts}
             self.compare("greedy_repeatable", outputs, again)
             first = prompts[0]
-            narrow = self.ask(first, temperature=1.0, top_k=1).output
-            self.compare("top_k_1_is_greedy", {first.name: outputs[first.name]}, {first.name: narrow})
+            used = {parameter for path in self.suite.paths for parameter in SAMPLING_PATHS[path]}
+            for name, parameter in NARROWEST.items():
+                if not parameter.keys() <= used | {"top_k"}:  # a server that refuses to sample takes top_k = 1 alone
+                    self.skip(name, "not among the suite's sampling paths")
+                    continue
+                narrow = self.ask(first, temperature=1.0, **parameter).output
+                self.compare(name, {first.name: outputs[first.name]}, {first.name: narrow})
             if baseline is None:
                 self.skip("greedy_as_before", "no outputs were recorded before the patch")
             elif baseline["fingerprint"] != self.suite.fingerprint:

@@ -14,6 +14,14 @@ Modes, told apart by what they do at temperature T > 0 unless another thing is s
   hangs                /generate never answers, although /health does
   accepts-nothing      samples, and reports as many verify steps as tokens
   collapses            samples, with hardly any draft token accepted at T > 0
+  collapses-together   the same, while several requests are under way
+  dies-together        ends its process then
+  says-nothing         samples, and reports no verify steps
+  ignores-top_k, ignores-top_p, ignores-min_p
+                       samples, whatever that parameter is
+  drifts               another greedy output, from the third token on
+  near-tie             the same; and that token and the old one come up alike when it is drawn
+  compiles             takes `compile_s` for the first request with each set of parameters; all others wait for it
   no-head              /health and nothing else (the nodes of a multi-node server other than rank 0)
 """
 
@@ -37,7 +45,7 @@ class StubServer:
     """The HTTP server; `unavailable` /health requests are answered 503 first."""
 
     def __init__(self, mode="samples", port=0, unavailable=0, args=None, identity=None, log=lambda line: None,
-                 die=None, release=None):
+                 die=None, release=None, compile_s=1.0):
         self.mode = mode
         self.unavailable = unavailable
         self.args = args or {}
@@ -46,6 +54,11 @@ class StubServer:
         self.die = die
         self.release = release or threading.Event()  # ends requests that hang
         self.requests = []
+        self.compile_s = compile_s
+        self.compiled = set()
+        self.scheduler = threading.Lock()  # held while it compiles
+        self.under_way = 0
+        self.arrivals = threading.Condition()
         self.random = random.Random(1)
         self.lock = threading.Lock()
         stub = self
@@ -76,7 +89,7 @@ class StubServer:
 
     def get(self, handler):
         if handler.path == "/health":
-            with self.lock:
+            with self.scheduler, self.lock:
                 self.unavailable -= 1
                 starting = self.unavailable >= 0
             self.answer(handler, 503 if starting else 200, {})
@@ -97,12 +110,17 @@ class StubServer:
         if handler.path != "/generate":
             return self.answer(handler, 404, {"error": "no such path"})
         sampling = body["sampling_params"]
-        hot = sampling.get("temperature", 1.0) > 0 and sampling.get("top_k") != 1
+        narrow = {"top_k": sampling.get("top_k") == 1, "top_p": sampling.get("top_p", 1.0) <= 0.001,
+                  "min_p": sampling.get("min_p", 0.0) == 1.0, self.mode.removeprefix("ignores-"): False}
+        hot = sampling.get("temperature", 1.0) > 0 and not any(narrow.values())
+        if self.mode == "compiles":
+            self.compile(frozenset(sampling) if hot else None)
+        together = hot and self.mode.endswith("-together") and self.meets_others()
         if self.mode == "hangs":
             self.release.wait(60)
         if body.get("return_logprob"):
             return self.answer(handler, 400, {"error": "no logprobs together with speculative decoding"})
-        if hot and self.mode == "dies":
+        if (hot and self.mode == "dies") or (together and self.mode == "dies-together"):
             if self.die:
                 self.die()
             return handler.connection.close()
@@ -110,13 +128,40 @@ class StubServer:
             return self.answer(handler, 400, {"error": {"message": "temperature > 0 is not supported"}})
         prompts = body.get("input_ids") or body["text"]
         if isinstance(prompts, str) or not isinstance(prompts[0], list):
-            return self.answer(handler, 200, self.generate(prompts, sampling, hot))
+            return self.answer(handler, 200, self.generate(prompts, sampling, hot, together))
         return self.answer(handler, 200, [self.generate(prompt, sampling, hot) for prompt in prompts])
 
-    def generate(self, prompt, sampling, hot):
+    def compile(self, parameters):
+        """Holds up whoever else asks."""
+        with self.scheduler:
+            if parameters and parameters not in self.compiled:
+                self.compiled.add(parameters)
+                self.log(f"stub: compiling for {', '.join(sorted(parameters))}")
+                time.sleep(self.compile_s)
+                self.log("stub: compiled")
+
+    def meets_others(self):
+        """Whether another request is under way, or comes within half a second."""
+        with self.arrivals:
+            self.under_way += 1
+            self.arrivals.notify_all()
+            met = self.arrivals.wait_for(lambda: self.under_way > 1, 0.5)
+            threading.Timer(0.5, self.leaves).start()
+            return met
+
+    def leaves(self):
+        with self.arrivals:
+            self.under_way -= 1
+
+    def generate(self, prompt, sampling, hot, together=False):
         count = sampling["max_new_tokens"]
         seed = "fixed" if self.mode == "fixed" else repr(prompt)
         ids = [random.Random(f"{seed}{i}").randrange(4, 200) for i in range(count)]
+        if self.mode in ("drifts", "near-tie"):
+            if self.mode == "near-tie" and sampling.get("temperature") == 0.1:  # one token, behind a text and two more
+                before = random.Random(f"{bytes(prompt[:-2]).decode()!r}2").randrange(4, 200)
+                return self.finished([self.random.choice((before, 250))])
+            ids[2:] = [250] * len(ids[2:])
         if hot and self.mode.startswith("greedy"):
             self.log(GREEDY_FALLBACK)
         with self.lock:
@@ -125,10 +170,16 @@ class StubServer:
             elif (hot and self.mode not in ("greedy", "fixed")) or self.mode == "unstable":
                 ids = [ids[0] if self.random.random() < 0.5 else self.random.randrange(4, 200),
                        *(self.random.randrange(4, 200) for _ in ids[1:])]
-        steps = {"accepts-nothing": count - 1, "collapses": count - 2 if hot else count // 8}.get(self.mode, count // 3)
-        meta = {"finish_reason": {"type": "length"}, "completion_tokens": count, "spec_verify_ct": max(1, steps)}
-        text = {} if isinstance(prompt, list) else {"text": bytes(ids).decode("latin-1")}
-        return {**text, "output_ids": ids, "meta_info": meta}
+        collapsed = count - 2 if hot and (together or self.mode == "collapses") else count // 8
+        steps = {"accepts-nothing": count - 1, "collapses": collapsed, "collapses-together": collapsed}.get(
+            self.mode, count // 3)
+        return self.finished(ids, None if self.mode == "says-nothing" else max(1, steps), not isinstance(prompt, list))
+
+    def finished(self, ids, steps=None, text=False):
+        """The answer that these tokens are; `steps`: verify steps."""
+        meta = {"finish_reason": {"type": "length"}, "completion_tokens": len(ids)}
+        return {**({"text": bytes(ids).decode("latin-1")} if text else {}), "output_ids": ids,
+                "meta_info": meta | ({} if steps is None else {"spec_verify_ct": steps})}
 
     def answer(self, handler, status, value):
         data = json.dumps(value).encode()
@@ -178,6 +229,11 @@ def main():
     parser.add_argument("--stub-mode", default="samples")
     parser.add_argument("--stub-start-s", type=float, default=0.0, help="seconds before it listens")
     parser.add_argument("--stub-fail", action="store_true", help="exit before listening")
+    parser.add_argument("--stub-fail-after-s", type=float, default=0.0, help="with --stub-fail: seconds before that")
+    parser.add_argument("--stub-ready-file", help="listen only when this file is there")
+    parser.add_argument("--stub-unavailable", type=int, default=0, help="so many times /health is answered 503")
+    parser.add_argument("--stub-next-port", action="store_true", help="take the next port when this one is busy")
+    parser.add_argument("--stub-compile-s", type=float, default=1.0)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--dist-init-addr")
@@ -185,6 +241,7 @@ def main():
     options = parser.parse_args()
     print(f"stub server, secret {'set' if os.environ.get('STUB_SECRET') else 'not set'}", flush=True)
     if options.stub_fail:
+        time.sleep(options.stub_fail_after_s)
         print("stub: no kernel image is available for execution on the device", flush=True)
         sys.exit(1)
     # Like SGLang's scheduler: a child that does not end with its parent.
@@ -202,13 +259,21 @@ def main():
         os._exit(1)
 
     time.sleep(options.stub_start_s)
+    while options.stub_ready_file and not os.path.exists(options.stub_ready_file):
+        time.sleep(0.02)
     if options.nnodes > 1:
         join_nodes(options.nnodes, options.node_rank, options.dist_init_addr)
         if options.node_rank > 0:
             options.stub_mode = "no-head"
     args = {"speculative_algorithm": options.speculative_algorithm, "cwd": os.getcwd(),
             "secret_is_set": bool(os.environ.get("STUB_SECRET"))}
-    server = StubServer(options.stub_mode, options.port, args=args, log=lambda line: print(line, flush=True), die=die)
+    try:
+        server = StubServer(options.stub_mode, options.port, args=args, log=lambda line: print(line, flush=True),
+                            die=die, unavailable=options.stub_unavailable, compile_s=options.stub_compile_s)
+    except OSError:
+        if not options.stub_next_port:
+            raise
+        server = StubServer(options.stub_mode, 0, args=args)
     print(f"stub: listening on {server.port}", flush=True)
     server.http.serve_forever()
 

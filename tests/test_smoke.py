@@ -55,7 +55,7 @@ def test_text_prompts():
     ("greedy", {"diverse"}),
     ("greedy-after-first", {"diverse"}),
     ("fixed", {"diverse", "prompts_differ"}),
-    ("unstable", {"greedy_repeatable", "top_k_1_is_greedy"}),
+    ("unstable", {"greedy_repeatable", "top_k_1_is_greedy", "top_p_0_is_greedy", "min_p_1_is_greedy"}),
     ("accepts-nothing", {"acceptance"}),
     ("collapses", {"acceptance"}),
     ("dies", {"answers"}),
