@@ -113,7 +113,7 @@ def test_case_14_uv_itself(tree, tool, tmp_path, uv, mode):
 
 # ---------------------------------------------------------------- 15: nested repository
 
-@pytest.mark.parametrize("place", ["ignored", "tracked", "in the package", "environment"])
+@pytest.mark.parametrize("place", ["ignored", "tracked", "in the package"])
 def test_case_15_nested_repository(venv, tool, tmp_path, monkeypatch, place):
     """The venv lies inside a work tree, whether it is tracked there or not; the package may even be one itself."""
     venv.sign(BOTH)
@@ -129,9 +129,8 @@ def test_case_15_nested_repository(venv, tool, tmp_path, monkeypatch, place):
         (repository / ".gitignore").write_text("*\n")
     git("add", "-A")
     git("commit", "-qm", "all", "--allow-empty")
-    if place == "environment":  # as inside a hook of another repository
-        monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
-        monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))  # as in a hook of some repository
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "nowhere"))
     own, start = contents(repository / ".git"), contents(venv.site)
     assert tool("apply", *venv.options).code == 0
     assert (venv.read(X), venv.read(Y)) == (PATCHED, PATCHED)
@@ -159,7 +158,7 @@ sys.addaudithook(hook)
 """
 
 
-@pytest.mark.parametrize(("job", "number"), [("apply", 1), ("apply", 2), ("apply", 3), ("revert", 2)])
+@pytest.mark.parametrize(("job", "number"), [("apply", 2), ("apply", 3), ("revert", 2)])
 def test_case_16_failure_in_the_write_phase(small_venv, tool, job, number):
     """A directory becomes read-only just before the rename in it."""
     venv = small_venv(dict.fromkeys(THREE, A))
@@ -171,7 +170,7 @@ def test_case_16_failure_in_the_write_phase(small_venv, tool, job, number):
     before, locked = contents(venv.site), venv.site / THREE[number - 1]
 
     said = tool(job, *venv.options)
-    error = told(said, 4, "no permission", str(locked), "everything was put back")
+    error = told(said, 4, "no permission", str(locked), "was put back, but these could not be removed")
     assert [venv.read(path) for path in THREE] == [A if job == "apply" else PATCHED] * 3
     assert all(name.startswith(str(locked.parent / ".")) for name in error["next"].rpartition(": ")[2].split(", "))
     assert not said.host["changed"]
@@ -286,8 +285,8 @@ MOUNTS = {
 
 
 @needs_mounts
-@pytest.mark.parametrize("job", ["apply", "revert"])
-@pytest.mark.parametrize("kind", MOUNTS)
+@pytest.mark.parametrize(("kind", "job"), [*((kind, "apply") for kind in MOUNTS),
+                                           ("a file", "revert"), ("site-packages", "revert")])
 def test_case_18_bind_mount_and_read_only_image(venv, tool, kind, job):
     venv.sign(BOTH)
     if job == "revert":
@@ -460,44 +459,61 @@ def install(site: Path, name: str, version: str, module: str, code: str) -> None
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    ("raise ImportError('/x/common_ops.abi3.so: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementationEiPKc')",
-     ["undefined symbol: _ZN3c104cuda29"]),
-    ("raise OSError('libcudart.so.13: cannot open shared object file')", ["libcudart.so.13"]),
-    ("import ctypes; ctypes.CDLL(__file__)", ["OSError"]),
-    ("raise SystemExit('no supported architecture')", ["no supported architecture"]),
-    ("import os; os.abort()", ["no report", "belong together"]),
-    ("pass", ["AttributeError"]),
-], ids=["undefined symbol", "a library is missing", "not a library", "ends Python", "crashes", "empty module"])
-def test_case_20_kernel_abi_mismatch(stub_host, tool, code, words):
+def kernel(site: Path, code: str) -> None:
+    """Put another sgl_kernel in place, without a trace of the one before."""
+    (site / "sgl_kernel.py").write_text(code)
+    shutil.rmtree(site / "__pycache__", ignore_errors=True)
+
+
+BROKEN_KERNELS = {
+    "raise ImportError('/x/common_ops.abi3.so: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementationEiPKc')":
+        ["undefined symbol: _ZN3c104cuda29"],
+    "raise OSError('libcudart.so.13: cannot open shared object file')": ["libcudart.so.13"],
+    "import ctypes; ctypes.CDLL(__file__)": ["OSError"],
+    "raise SystemExit('no supported architecture')": ["no supported architecture"],
+    "import os; os.abort()": ["no report", "belong together"],
+    "pass": ["AttributeError"],
+}
+
+
+def test_case_20_kernel_abi_mismatch(stub_host, tool):
+    """However the import ends, the versions that have to fit each other are named, and nothing is touched."""
     install(stub_host.site_packages, "torch", "2.9.1", "torch", FAKE_TORCH)
-    install(stub_host.site_packages, "sglang-kernel", "0.4.2", "sgl_kernel", code + "\n")
+    install(stub_host.site_packages, "sglang-kernel", "0.4.2", "sgl_kernel", "")
     options = ("--local", "--config", stub_host.configure("local", require=True), "--json")
-    before = contents(stub_host.site_packages)
-    error = told(tool("apply", *options), 5, "torch 2.9.1", "sglang-kernel 0.4.2", "CUDA 13.0", "Fake GPU", *words)
-    assert error["error"] == "KernelProblem"
-    after = contents(stub_host.site_packages)
-    assert {name: data for name, data in after.items() if "__pycache__" not in name} == before
-    assert not (stub_host.venv / ".ddtree-patch").exists()
+    for code, words in BROKEN_KERNELS.items():
+        kernel(stub_host.site_packages, code)
+        before = contents(stub_host.site_packages)
+        error = told(tool("apply", *options), 5, "torch 2.9.1", "sglang-kernel 0.4.2", "CUDA 13.0", "Fake GPU", *words)
+        assert error["error"] == "KernelProblem"
+        after = contents(stub_host.site_packages)
+        assert {name: data for name, data in after.items() if "__pycache__" not in name} == before
+        assert not (stub_host.venv / ".ddtree-patch").exists()
 
 
-@pytest.mark.parametrize(("call", "word"), [
-    (NO_OP, "AttributeError: '_OpNamespace' 'sgl_kernel' object has no attribute 'tree_speculative_sampling_target_on"),
-    ("raise RuntimeError('CUDA error: no kernel image is available for execution on the device')", "no kernel image"),
-    ("raise NotImplementedError('could not run sgl_kernel::tree with arguments from the CUDA backend')", "backend"),
-    ("raise TypeError('unexpected keyword argument deterministic')", "deterministic"),
-    ("return None", "differs from the reference walk in predicts"),
-], ids=["no op", "no image", "no backend", "another signature", "does nothing"])
-def test_case_21_kernel_wrapper_without_kernel(stub_host, tool, call, word):
+USELESS_WRAPPERS = {
+    NO_OP: "AttributeError: '_OpNamespace' 'sgl_kernel' object has no attribute 'tree_speculative_sampling_target_on",
+    "raise RuntimeError('CUDA error: no kernel image is available for execution on the device')": "no kernel image",
+    "raise NotImplementedError('could not run sgl_kernel::tree with arguments from the CUDA backend')": "backend",
+    "raise TypeError('unexpected keyword argument deterministic')": "deterministic",
+    "return None": "differs from the reference walk in predicts",
+}
+
+
+def test_case_21_kernel_wrapper_without_kernel(stub_host, tool):
     """The import works and the call raises, or does nothing: wrong even where no kernel is required."""
     install(stub_host.site_packages, "torch", "2.9.1", "torch", FAKE_TORCH)
-    install(stub_host.site_packages, "sglang-kernel", "0.4.2", "sgl_kernel", WRAPPER.format(call=call))
+    install(stub_host.site_packages, "sglang-kernel", "0.4.2", "sgl_kernel", "")
     options = ("--local", "--config", stub_host.configure("local", require=False), "--json")
-    before = stub_host.hashes()
-    told(tool("apply", *options), 5, word, "torch 2.9.1", "sglang-kernel 0.4.2", "CUDA 13.0")
-    assert stub_host.hashes() == before
+    for call, word in USELESS_WRAPPERS.items():
+        kernel(stub_host.site_packages, WRAPPER.format(call=call))
+        before = stub_host.hashes()
+        told(tool("apply", *options), 5, word, "torch 2.9.1", "sglang-kernel 0.4.2", "CUDA 13.0")
+        assert stub_host.hashes() == before
     assert tool("apply", *options, "--no-restart").code == 0
-    told(tool("verify", *options), 5, word)
+    for call, word in USELESS_WRAPPERS.items():
+        kernel(stub_host.site_packages, WRAPPER.format(call=call))
+        told(tool("verify", *options), 5, word)
 
 
 # ---------------------------------------------------------------- 22: full disk
