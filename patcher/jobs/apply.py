@@ -97,6 +97,8 @@ class Apply:
         elif any(reason for _, reason in found):
             self._start_and_check()
             self.result.summary += f"; the server was restarted, because {why or 'another node needs it'}"
+        else:  # an apply that was cut short may have left it unchecked
+            self.result.not_done.append("smoke suite: nothing was changed; ddtree-patch smoke-test runs it")
 
     def _why_restart(self, server: dict) -> str:
         """Why a running server does not run what is installed; empty when it does."""
