@@ -57,7 +57,7 @@ class StubServer:
         self.compile_s = compile_s
         self.compiled = set()
         self.scheduler = threading.Lock()  # held while it compiles
-        self.under_way = 0
+        self.under_way = self.arrived = 0
         self.arrivals = threading.Condition()
         self.random = random.Random(1)
         self.lock = threading.Lock()
@@ -143,15 +143,13 @@ class StubServer:
     def meets_others(self):
         """Whether another request is under way, or comes within half a second."""
         with self.arrivals:
-            self.under_way += 1
+            others, self.under_way = self.under_way, self.under_way + 1
+            self.arrived += 1
+            mine = self.arrived
             self.arrivals.notify_all()
-            met = self.arrivals.wait_for(lambda: self.under_way > 1, 0.5)
-            threading.Timer(0.5, self.leaves).start()
-            return met
-
-    def leaves(self):
-        with self.arrivals:
+            met = others > 0 or self.arrivals.wait_for(lambda: self.arrived > mine, 0.5)
             self.under_way -= 1
+            return met
 
     def generate(self, prompt, sampling, hot, together=False):
         count = sampling["max_new_tokens"]

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,11 @@ from scripts.rig.sshd import Sshd
 from tests.relay import Relay
 from tests.ssh_keys import RunningAgent, new_key
 from tests.stub_host import StubHost
+
+
+def more_of(names: Iterable[str], *rest: str) -> list:
+    """The names as parameters; `rest` are more of the same kind, for the long run."""
+    return [pytest.param(name, marks=pytest.mark.long if name in rest else ()) for name in names]
 
 
 @pytest.fixture
@@ -108,7 +113,9 @@ def three_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ssh
         server.stop()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", more_of(WAYS, "no jump", "users and ports", "only the first jump's own jump",
+                                        "match originalhost and user", "match localuser", "match exec with tokens",
+                                        "the first value", "tokens"))
 def test_case_24_ssh_config(three_servers, tree, tool, ssh_config, tmp_path, way):
     """The tool goes the very way that `ssh gpu` goes: each sshd sees as many logins from the one as from the other."""
     goal, outer, inner = three_servers
@@ -164,7 +171,8 @@ def agent(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.mark.parametrize(("only", "key"), [
-    ("yes", "file"), ("yes", "agent"), ("no", "file"), ("no", "agent"), ("yes", "agent alone"), ("no", "agent alone")])
+    ("yes", "file"), ("no", "agent"), ("no", "agent alone"), *(pytest.param(*more, marks=pytest.mark.long) for more in (
+        ("yes", "agent"), ("no", "file"), ("yes", "agent alone")))])
 def test_case_25_many_keys(sshd, tree, tool, ssh_config, agent, only, key):
     """Three attempts. `agent`: its public half is on disk, as IdentityFile; `agent alone`: it is the agent's ninth."""
     server = sshd(alias="gpu", extra="MaxAuthTries 3")
@@ -190,11 +198,9 @@ def test_case_25_many_keys(sshd, tree, tool, ssh_config, agent, only, key):
         assert ("IdentitiesOnly yes" if only == "no" else "make `ssh ") in said.error["next"]
 
 
-KINDS = [("ed25519", ()), ("rsa", ("-m", "PEM")), ("ecdsa", ("-m", "PKCS8"))]
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS, ids=[" ".join([kind, *options]) for kind, options in KINDS])
-def test_case_25_an_encrypted_key_without_a_terminal(sshd, tree, tool, ssh_config, agent, kind, options):
+@pytest.mark.parametrize("form", more_of(["ed25519", "rsa -m PEM", "ecdsa -m PKCS8"], "rsa -m PEM", "ecdsa -m PKCS8"))
+def test_case_25_an_encrypted_key_without_a_terminal(sshd, tree, tool, ssh_config, agent, form):
+    kind, *options = form.split()
     server = sshd(alias="gpu")
     key = new_key(server.home / f"my key.{kind}", kind, "secret", *options)
     shutil.copy(f"{key}.pub", server.home / "client_key.pub")
@@ -244,7 +250,8 @@ HOST_KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", HOST_KEYS)
+@pytest.mark.parametrize("kind", more_of(HOST_KEYS, "another host's", "another port's, hashed", "changed, by pattern",
+                                         "another type, hashed"))
 def test_case_26_host_key(sshd, tree, tool, ssh_config, kind):
     """Exit code 3, nothing is accepted, and the line that the message gives is all that is needed."""
     server = sshd(alias="gpu")
@@ -272,7 +279,7 @@ def test_case_26_host_key(sshd, tree, tool, ssh_config, kind):
     assert tool("status", "--host", "gpu", "--site-packages", tree).code == 0
 
 
-@pytest.mark.parametrize("name", ["/dev/null", "none", "/dev/null /dev/null"])
+@pytest.mark.parametrize("name", more_of(["/dev/null", "none", "/dev/null /dev/null"], "/dev/null /dev/null"))
 def test_case_26_a_known_hosts_file_that_keeps_nothing(sshd, tree, tool, ssh_config, name):
     server = sshd(alias="gpu")
     ssh_config(f"Host gpu\n UserKnownHostsFile {name}\n StrictHostKeyChecking no\n", server)
@@ -347,8 +354,7 @@ def noisy(sshd, ssh_config, tmp_path: Path) -> Callable[[str], Sshd]:
     return start
 
 
-@pytest.mark.parametrize("noise", [*list(NOISE)[:4], *(pytest.param(noise, marks=pytest.mark.long)
-                                                       for noise in list(NOISE)[4:])])
+@pytest.mark.parametrize("noise", more_of(NOISE, "no line end", "terminal escapes", "another reply", "shell options"))
 def test_case_27_noise(noisy, tree, tool, noise):
     noisy(NOISE[noise])
     said = tool("apply", "--host", "gpu", "--site-packages", tree, "--json")
@@ -359,7 +365,8 @@ def test_case_27_noise(noisy, tree, tool, noise):
     assert tool("revert", "--host", "gpu", "--site-packages", tree).code == 0
 
 
-@pytest.mark.parametrize("text", ["exit 0", "read line; echo $line", "cat > /dev/null", "exec true"])
+@pytest.mark.parametrize("text", more_of(["exit 0", "read line; echo $line", "cat > /dev/null", "exec true"],
+                                         "cat > /dev/null", "exec true"))
 def test_case_27_a_login_that_runs_no_program(noisy, tree, tool, text):
     """It is said what is wrong, and no write was begun."""
     noisy(text)
@@ -378,8 +385,8 @@ def started_by_hand(host: StubHost) -> tuple[str, str]:
     return stop, f"{stop}; cd {host.home}; {server} & echo $! > {host.home}/pid"
 
 
-@pytest.mark.parametrize("kind", ["process", "command", pytest.param("command, setsid", marks=pytest.mark.long),
-                                  pytest.param("command, nohup", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", more_of(["process", "command", "command, setsid", "command, nohup"],
+                                         "command, setsid", "command, nohup"))
 def test_case_28_start(stub_host, sshd, ssh_config, tool, kind):
     """The start returns, though the server goes on; and the server outlives the connection, with lines left to log."""
     server = sshd(alias="gpu")
@@ -527,9 +534,9 @@ def test_case_29_without_sudo(shared, ssh_config, tool):
 @needs_accounts
 @pytest.mark.parametrize(("rule", "venv"), [
     ("login ALL=(ALL) ALL", True),  # with a password
-    ("# nothing for this account", True),
+    pytest.param("# nothing for this account", True, marks=pytest.mark.long),
     ("login ALL=(root) NOPASSWD: {venv}/bin/python3", False),  # and the tool does not know of that interpreter
-    ("login ALL=(owner) NOPASSWD: {venv}/bin/python3", True),  # not as root
+    pytest.param("login ALL=(owner) NOPASSWD: {venv}/bin/python3", True, marks=pytest.mark.long),  # not as root
 ], ids=["password", "not in sudoers", "another interpreter", "another account"])
 def test_case_29_what_sudo_refuses(shared, ssh_config, tool, rule, venv):
     """The message holds the line that sudoers lacks; with it, it works."""
@@ -659,8 +666,10 @@ def test_case_30_lost_while_waiting_for_readiness(stub_host, sshd, ssh_config, t
     assert tool("status", *options).host["state"] == "temperature"
     go.touch()
     stub_host.wait_answer()
-    assert tool("apply", *options).code == 0
-    assert tool("verify", *options).code == 0
+    again = tool("apply", *options)
+    assert again.code == 0 and not again.host["changed"], again.stderr
+    assert any("ddtree-patch smoke-test runs it" in line for line in again.host["not_done"])
+    assert tool("smoke-test", *options).code == tool("verify", *options).code == 0
     assert stub_host.served_identity() == stub_host.series.identity("temperature")
     assert tool("revert", *options).code == 0 and stub_host.served_identity() is None
 
@@ -676,12 +685,11 @@ def test_case_31_a_slow_link(sshd, tree, tool, ssh_config):
     server = sshd(alias="gpu")
     turns = {}
     for command in TURNS:
-        with Relay(server.port, delay=0.1) as relay:
+        with Relay(server.port, delay=0.05) as relay:
             ssh_config(behind(relay, server), server)
             said = tool(*command.split(), "--host", "gpu", "--site-packages", tree, "--json")
         assert said.code == 0, said.stderr
         turns[command] = relay.turns
-    print(turns)
     assert all(turns[command] <= most for command, most in TURNS.items()), turns
 
 
