@@ -124,6 +124,7 @@ def undo(site: Site, journal: dict) -> list[str]:
     if not left:
         try:
             unlink(site.state(JOURNAL))
+            sync_directory(site.state_dir)
         except OSError:
             return [site.state(JOURNAL)]
         collect_backups(site, site.load(RECEIPT))
