@@ -11,6 +11,7 @@ need sshd openssh-server
 need ssh openssh-client
 need git git
 need patch patch
+need mkfs.ext4 e2fsprogs
 python3.11 -c 'import ensurepip' 2>/dev/null || python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 want systemd systemd
 want dbus-daemon dbus
