@@ -23,6 +23,11 @@ STAGES: dict[str, Mapping[str, bytes | None]] = {
 }
 
 
+def may_mount() -> bool:
+    """Root may, but not in a container without the capability, nor in a chroot."""
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
 def sha(data: bytes | None) -> str | None:
     return None if data is None else hashlib.sha256(data).hexdigest()
 

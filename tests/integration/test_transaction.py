@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from patcher.agent.steps import STEPS
 from patcher.errors import Conflict, Drift, HostUnreachable, RollbackFailed
-from tests.installations import Installation, Through
+from tests.installations import Installation, Through, may_mount
 
 AFTER_DECISION = STEPS[STEPS.index("receipt"):]  # killed before one of these, a commit is finished
 UNTOUCHED = ("lock", "check", "backup", "journal", "unlock")  # killed before one of these, there is nothing to do
@@ -23,11 +23,6 @@ def points(job: str) -> list[str]:
     """Every place where the job can be killed: some steps happen once a file, and RECORD is written too."""
     times = {"write": CHANGED[job] + 1, "rename": CHANGED[job]}
     return [f"{step}:{n}" for step in STEPS for n in range(1, times.get(step, 1) + 1)]
-
-
-def may_mount() -> bool:
-    """Root may, but not in a container without the capability, nor in a chroot."""
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
 
 
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="a mount namespace needs root with CAP_SYS_ADMIN")
@@ -251,6 +246,53 @@ def test_a_full_disk_leaves_the_old_files(installed, tmp_path: Path, kilobytes: 
             path: value for path, value in after.snapshot(compiled=False).items() if path.endswith(".pyc")}}
     else:
         assert after.snapshot() == installed["pristine"].snapshot()
+
+
+@needs_mounts
+@pytest.mark.parametrize("kilobytes", range(80, 92, 4))
+def test_what_had_the_space_to_come_has_the_space_to_go(installed, tmp_path: Path, kilobytes: int):
+    """An apply on a nearly full disk, then a revert on what is left of it."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    host = installed["pristine"].copy(tmp_path / "host")
+    inside = Installation(mounted / host.site.relative_to(host.venv), mounted)
+    requests = []
+    for stage in ("temperature", "pristine"):
+        requests.append(json.dumps(host.request(stage)))
+        host.commit(stage)
+    script = f"""
+        set -e
+        mount -t tmpfs -o size=16m tmpfs {mounted}
+        cp -a {host.venv}/. {mounted}
+        rm -rf {mounted}/.ddtree-patch
+        free=$(df -k --output=avail {mounted} | tail -1)
+        head -c $(( (free - {kilobytes}) * 1024 )) /dev/zero > {mounted}/filler
+        exec "$@" """
+    done = host.connection.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", APPLY_AND_REVERT, str(inside.site),
+         str(mounted), *requests])
+    assert done.rc == 0, done.stderr.decode()
+    applied, reverted = json.loads(done.stdout)
+    assert reverted == ("done" if applied == "done" else "not tried"), (applied, reverted)
+
+
+APPLY_AND_REVERT = """
+import json, sys
+from pathlib import Path
+from patcher.errors import Conflict
+from tests.installations import Installation
+host = Installation(Path(sys.argv[1]), Path(sys.argv[2]))
+said = []
+for stage, request in zip(("temperature", "pristine"), map(json.loads, sys.argv[3:])):
+    try:
+        host.ask("commit", **request)
+    except Conflict as failure:
+        said.append(str(failure))
+        break
+    said.append("done")
+    assert host.is_stage(stage) and host.leftovers() == []
+print(json.dumps((said + ["not tried"])[:2]))
+"""
 
 
 def test_several_commands_at_once_after_a_death(installed, tmp_path: Path):
