@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bench_target_probs as bench
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from scripts import bench_target_probs as bench  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.gpu
-torch = pytest.importorskip("torch", reason="torch is not installed")
 
 ROUNDING = 3e-6  # a decision nearer than this may go either way in float32
 TOP_K_ALL = 1 << 30
