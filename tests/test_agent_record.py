@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patcher.agent.record import record_lines, rewrite_record
@@ -20,6 +20,7 @@ def written(rows: list[list[object]], end: str) -> bytes:
     return text.getvalue().encode()
 
 
+@settings(deadline=None)
 @given(paths, st.sampled_from(["\n", "\r\n"]), st.data())
 def test_rewriting_and_taking_it_back(paths: list[str], end: str, data: st.DataObject):
     contents = {path: data.draw(st.binary(max_size=8)) for path in paths}
