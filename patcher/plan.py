@@ -10,6 +10,7 @@ from typing import Any
 from patcher import udiff
 from patcher.drift import Difference, describe
 from patcher.errors import Conflict, Drift, Locked, SeriesProblem
+from patcher.moment import local_time
 from patcher.series_model import PRISTINE, UNKNOWN, Series, sha256
 
 EARLIER = "an earlier series"
@@ -210,7 +211,8 @@ def _refuse_moving_files(inspection: Inspection) -> None:
     """What was read while someone changes it is neither old nor new, and no drift."""
     holder = inspection["lock"]
     if holder:
-        raise Locked(f"{holder.get('who') or 'someone'} is changing these files now", where=holder.get("host", ""),
+        raise Locked(f"{holder['who'] or 'someone'} holds the lock since {local_time(holder['since'])} and is changing "
+                     f"these files (process {holder['pid']})", where=holder["host"],
                      next_step="wait until that ends, then run the command again")
 
 

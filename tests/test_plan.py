@@ -136,7 +136,7 @@ def test_drift_on_a_patched_file_is_compared_with_the_patched_one(series, tmp_pa
 
 def test_files_that_someone_is_changing_are_no_drift(series, tmp_path):
     found = inspection(make_package(tmp_path, PRISTINE | {ARGS: b""}), PATHS)
-    moving = {**found, "lock": {"who": "ann@desk", "host": "gpu1"}}
+    moving = {**found, "lock": {"who": "ann@desk", "host": "gpu1", "pid": 7, "since": 1.7e9}}
     for make in (lambda: make_plan(series, "ddtree", moving), lambda: make_revert_plan(moving, series)):
         with pytest.raises(Locked, match="ann@desk"):
             make()

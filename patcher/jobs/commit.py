@@ -11,8 +11,8 @@ from typing import Any
 
 from patcher import __version__
 from patcher.errors import Conflict, Locked, RollbackFailed
-from patcher.jobs.look import local_time
 from patcher.jobs.session import Session
+from patcher.moment import local_time
 from patcher.plan import Plan
 from patcher.series_model import PRISTINE
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from patcher.errors import Conflict, DdtreePatchError, HostUnreachable, Interrupted, Locked
 from patcher.jobs.commit import describe
-from patcher.jobs.look import Look, local_time
+from patcher.jobs.look import Look
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import stage_named
 from patcher.kernels import ops_of
+from patcher.moment import local_time
 from patcher.plan import make_plan
 from patcher.result import WARNING, Step
 from patcher.target import refuse_other_copy

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from patcher.errors import UnsupportedVersion
 from patcher.jobs.session import Session, stage_named
 from patcher.jobs.states import file_states, overall_state, shown
+from patcher.moment import local_time
 from patcher.plan import make_plan
 from patcher.series_model import Series
 from patcher.target import describe_process, serving_processes
@@ -132,8 +132,3 @@ class History(Look):
         self.session.result.data["lines"] = lines
         nothing = "nothing is recorded here (a revert of a tree takes its record along)"
         self.session.result.summary = f"{len(lines)} entries" if lines else nothing
-
-
-def local_time(when: float) -> str:
-    """A host's unix time for a reader, in this machine's time zone."""
-    return datetime.datetime.fromtimestamp(when).astimezone().isoformat(sep=" ", timespec="seconds")
