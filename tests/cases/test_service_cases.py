@@ -120,7 +120,7 @@ def test_case_33_never_ready(site, tool, apply, monkeypatch, flags, what):
 
 # ---------------------------------------------------------------- 34
 
-@pytest.mark.parametrize(("at", "code"), [long(1200.0, 0), (1799.0, 0), (1801.0, 6)])
+@pytest.mark.parametrize(("at", "code"), [long(1200.0, 0), long(1799.0, 0), (1801.0, 6)])
 def test_case_34_start_up_takes_minutes(site, tool, apply, monkeypatch, tmp_path, at, code):
     """The deadline is 1800 s, the default. Until second `at` of it the new server does not listen."""
     go = tmp_path / "go"
@@ -150,6 +150,7 @@ def test_case_34_exit_at_second_3(site, tool, apply):
     assert said.error["detail"].endswith("stub: no kernel image is available for execution on the device")
 
 
+@pytest.mark.long
 def test_case_34_neither_comes_up(site, tool, apply):
     """Exit code 8; the commands, typed as they are printed once the cause is gone, bring the old server back."""
     site.misbehave()
@@ -270,7 +271,7 @@ service = {{ kind = "command", restart = ["false"] }}
 
 # ---------------------------------------------------------------- 37
 
-@pytest.mark.parametrize(("mode", "code"), [("dies", 6), ("dies-together", 7)])
+@pytest.mark.parametrize(("mode", "code"), [("dies", 6), long("dies-together", 7)])
 def test_case_37_sampling_kills_the_scheduler(site, tool, apply, mode, code):
     """/health was 200. The first sampled request belongs to readiness (6); what a batch brings out, to smoke (7)."""
     said = apply("--stub-mode", mode)
@@ -286,7 +287,7 @@ def test_case_37_sampling_kills_the_scheduler(site, tool, apply, mode, code):
 
 @pytest.mark.parametrize(("mode", "expected"), [
     ("ignores-top_k", "top_k_1_is_greedy"), long("ignores-top_p", "top_p_0_is_greedy"),
-    long("ignores-min_p", "min_p_1_is_greedy"), ("fixed", "prompts_differ"), long("unstable", "greedy_repeatable")])
+    long("ignores-min_p", "min_p_1_is_greedy"), long("fixed", "prompts_differ"), long("unstable", "greedy_repeatable")])
 def test_case_38_parameters_ignored(site, tool, apply, mode, expected):
     """Each parameter at its narrowest, at T = 1, must equal greedy; different prompts must not give one output."""
     said = apply("--stub-mode", mode, paths=ALL_PATHS)
@@ -300,7 +301,8 @@ def test_case_38_parameters_ignored(site, tool, apply, mode, expected):
 
 @pytest.mark.parametrize(("mode", "told"), [
     long("collapses", "one at a time x"), ("collapses-together", "concurrent x"),
-    ("accepts-nothing", "exactly 1.0: no draft token was accepted"), long("says-nothing", "say nothing of acceptance")])
+    long("accepts-nothing", "exactly 1.0: no draft token was accepted"),
+    long("says-nothing", "say nothing of acceptance")])
 def test_case_39_acceptance(site, tool, apply, mode, told):
     site.suite.write_text(site.suite.read_text().replace("max_new_tokens = 8", "max_new_tokens = 48"))
     said = apply("--stub-mode", mode, "--speculative-algorithm", "DDTREE")
@@ -324,6 +326,7 @@ def test_case_40_greedy_differs_from_before(site, tool, apply):
     assert "one: first difference at 2, not a near-tie (drawn " in said.error["detail"]
 
 
+@pytest.mark.long
 def test_case_40_a_near_tie(site, tool, apply):
     """Two correct servers may part there, so it passes, and is told all the same."""
     said = apply("--stub-mode", "near-tie")
