@@ -40,7 +40,8 @@ def apply(site: StubHost, tool) -> Callable[..., Said]:
         site.files_before = site.hashes()
         site.first = site.start_server()
         site.misbehave(patched=[str(flag) for flag in flags])
-        return tool("apply", "--local", "--config", site.configure("local", deadline=deadline), "--json")
+        config = site.configure("local", args={"--speculative-algorithm": "DDTREE"}, deadline=deadline)
+        return tool("apply", "--local", "--config", config, "--json")
 
     return run
 
@@ -79,8 +80,9 @@ def is_rolled_back(site: StubHost, tool, said: Said, code: int) -> None:
     assert said.code == code, said.stderr
     assert said.error["next"].startswith("everything was rolled back; ") and said.error["where"] == "local"
     assert said.host["summary"] == "rolled back: the files and the server are as before" and not said.host["changed"]
+    assert {step["name"]: step["state"] for step in said.host["steps"]}["bring back the old server"] == "done"
     assert site.hashes() == site.files_before
-    assert site.served_identity() is None
+    assert site.served_identity() is None and site.info()["speculative_algorithm"] is None, "its own command line again"
     after = tool("status", "--local", "--config", site.config, "--json")
     assert (after.host["state"], after.host["receipt_state"]) == ("pristine", "none")
 
@@ -305,7 +307,7 @@ def test_case_38_parameters_ignored(site, tool, apply, mode, expected):
     long("says-nothing", "say nothing of acceptance")])
 def test_case_39_acceptance(site, tool, apply, mode, told):
     site.suite.write_text(site.suite.read_text().replace("max_new_tokens = 8", "max_new_tokens = 48"))
-    said = apply("--stub-mode", mode, "--speculative-algorithm", "DDTREE")
+    said = apply("--stub-mode", mode)
     is_rolled_back(site, tool, said, 7)
     assert failed(said) == {"acceptance"}
     detail = checks(said)["acceptance"]["detail"]

@@ -21,10 +21,6 @@ def over_ssh(stub_host, sshd, monkeypatch):
     return stub_host
 
 
-def states(said):
-    return {step["name"]: step["state"] for step in said.host["steps"]}
-
-
 def test_the_whole_way_and_back(over_ssh, tool, tmp_path):
     target, before = over_ssh, over_ssh.hashes()
     options = ("--host", "demo", "--config", target.configure("demo", args=DDTREE), "--json")
@@ -69,29 +65,6 @@ def test_without_a_venv_it_is_the_serving_processes_own(over_ssh, tool):
     said = tool("status", "--host", "demo", "--config", config, "--json")
     assert said.code == 0, said.stderr
     assert said.host["installation"]["root"] == str(target.site_packages)
-
-
-@pytest.mark.parametrize(("args", "code", "step"), [
-    ({"--stub-fail": True}, 6, "restart and wait until ready"),
-    ({"--stub-mode": "dies"}, 6, "restart and wait until ready"),
-    ({"--stub-mode": "greedy"}, 7, "smoke suite"),
-])
-def test_a_server_that_does_not_come_up_right_is_rolled_back(stub_host, tool, args, code, step):
-    before = stub_host.hashes()
-    stub_host.start_server()
-    options = ("--local", "--config", stub_host.configure("local", args=args), "--json")
-    said = tool("apply", *options)
-    assert said.code == code, said.stderr
-    assert states(said)[step] == "failed" and states(said)["bring back the old server"] == "done"
-    assert "rolled back" in said.host["summary"] and not said.host["changed"]
-    assert stub_host.hashes() == before and stub_host.served_identity() is None
-    assert tool("status", *options).host["receipt_state"] == "none"
-
-
-def test_a_failed_start_shows_the_last_lines_of_the_log(stub_host, tool):
-    stub_host.start_server()
-    said = tool("apply", "--local", "--config", stub_host.configure("local", args={"--stub-fail": True}), "--json")
-    assert "no kernel image is available" in said.error["detail"]
 
 
 def test_a_missing_kernel_ends_it_before_anything_is_touched(stub_host, tool):
