@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patcher.config import HostSettings, load_config
 from patcher.connection import Connection
-from patcher.deploy import TOGETHER, Job, Rollout, run_on_hosts
+from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
 from patcher.jobs.apply import Apply, ApplyOptions
 from patcher.jobs.doctor import Doctor
@@ -38,10 +38,10 @@ class Selection:
     config: Path | None = None
     as_json: bool = False
 
-    def chosen(self, changes: bool = False) -> tuple[HostSettings, ...]:
+    def chosen(self, whole: bool = False) -> tuple[HostSettings, ...]:
         """The hosts. A venv or tree without a host is one of this machine. Raises UsageProblem when there is none.
 
-        `changes`: they are to be changed, so that a multi-node server must be chosen whole.
+        `whole`: a multi-node server must be among them with all its nodes.
         """
         if self.venv and self.site_packages:
             raise UsageProblem("--venv and --site-packages exclude each other", next_step="give one of them")
@@ -53,7 +53,7 @@ class Selection:
             raise UsageProblem("no host was given", where=str(config.source or "no hosts.toml"),
                                next_step=f"give --host NAME|ADDRESS or --local (hosts in the file: {known})")
         hosts = config.limit(hosts, self.limit)
-        if changes:
+        if whole:
             config.whole(hosts)
         if self.venv:
             hosts = tuple(dataclasses.replace(host, venv=self.venv, site_packages="") for host in hosts)
@@ -65,9 +65,9 @@ class Selection:
         """A job that only reads, on every host that can be reached."""
         return self._run(command, job, self.chosen(), Rollout(keep_going=True))
 
-    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout = TOGETHER) -> Outcome:
-        """A job that changes hosts, wave by wave."""
-        return self._run(command, job, self.chosen(changes=True), rollout)
+    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout, whole: bool = True) -> Outcome:
+        """A job that changes hosts, wave by wave; `whole`: all nodes of a server, or none."""
+        return self._run(command, job, self.chosen(whole), rollout)
 
     def _run(self, command: str, job: Callable[[Session], Job], hosts: Sequence[HostSettings],
              rollout: Rollout) -> Outcome:
@@ -114,7 +114,8 @@ def revert(*, dry_run: bool, no_restart: bool, batch: int | None, all_at_once: b
            **selection: object) -> Outcome:
     options = RevertOptions(dry_run=dry_run, restart=not no_restart)
     return Selection(**selection).change("revert", lambda session: Revert(session, options),
-                                         _rollout(batch, all_at_once, keep_going))
+                                         # The files of one node alone: what a failed rollback may leave to do.
+                                         _rollout(batch, all_at_once, keep_going), whole=not no_restart)
 
 
 def restart(*, batch: int | None, all_at_once: bool, keep_going: bool, **selection: object) -> Outcome:

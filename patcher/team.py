@@ -69,6 +69,11 @@ class Node:
     def alone(self) -> bool:
         return len(self._team.names) == 1
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names of all nodes of the server."""
+        return self._team.names
+
     def share(self, value: T) -> dict[str, T]:
         """Wait for the others: {node: what it brought}. Raises NodeFailed when one has left with an error."""
         self._meetings += 1

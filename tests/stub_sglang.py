@@ -190,7 +190,7 @@ class StubServer:
 IDENTITY = None  # of the patch that this process runs; nodes of one server must agree on it
 
 
-def join_nodes(count, rank, address):
+def join_nodes(count, rank, address, end):
     """Wait for the other nodes of a multi-node server, as the real one does: it serves when all are there, all of
     them end when one does, and here they also end when their patches differ."""
     host, port = address.split(":")
@@ -213,9 +213,9 @@ def join_nodes(count, rank, address):
         agreed = links[0].makefile("rb").readline() == mine
     if not agreed:
         print("stub: the nodes run different patches", flush=True)
-        os._exit(1)
+        end()
     for link in links:
-        threading.Thread(target=lambda link=link: (link.recv(1), os._exit(1)), daemon=True).start()
+        threading.Thread(target=lambda link=link: (link.recv(1), end()), daemon=True).start()
 
 
 def main():
@@ -245,7 +245,7 @@ def main():
     # Like SGLang's scheduler: a child that does not end with its parent.
     scheduler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # stub scheduler"])
 
-    def end(number, frame):
+    def end(number=None, frame=None):
         if not options.stub_orphan:
             scheduler.terminate()
         os._exit(0)
@@ -260,7 +260,7 @@ def main():
     while options.stub_ready_file and not os.path.exists(options.stub_ready_file):
         time.sleep(0.02)
     if options.nnodes > 1:
-        join_nodes(options.nnodes, options.node_rank, options.dist_init_addr)
+        join_nodes(options.nnodes, options.node_rank, options.dist_init_addr, end)
         if options.node_rank > 0:
             options.stub_mode = "no-head"
     args = {"speculative_algorithm": options.speculative_algorithm, "cwd": os.getcwd(),

@@ -10,7 +10,7 @@ from patcher.client import ServerProblem
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.jobs.commit import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
-from patcher.jobs.rollback import ServerBefore, roll_back, undo_files
+from patcher.jobs.rollback import ServerBefore, roll_back, take_back
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session, stage_named
 from patcher.plan import make_plan
@@ -152,9 +152,9 @@ class Apply:
             with self.session.node.together():
                 if not self.plan.is_noop:
                     self._write(imports)
-        except NodeFailed:
+        except NodeFailed as failure:
             if self.result.changed:
-                undo_files(self.session, self.plan)
+                take_back(self.session, self.plan, failure)
             self.result.summary = "rolled back: the files are as before, because those of another node are"
             raise
         self.result.summary = f"series {self.series.name} applied up to stage {self.stage}: {describe(self.plan)}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from patcher.client import ServerProblem
+from patcher.config import HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, RollbackFailed
 from patcher.jobs.commit import undo
 from patcher.jobs.serving import Serving
@@ -35,11 +37,11 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
     `failure` is why; RollbackFailed names it too.
     """
     result = session.result
-    manual = [_tool_command(session, "revert", "--no-restart"), _tool_command(session, "restart")]
+    manual = [_revert_command(session), _restart_command(session)]
     try:
         with session.node.together():
             undo_files(session, plan)
-        manual = [_tool_command(session, "restart")]
+        manual = [_restart_command(session)]
         with result.step("bring back the old server") as step:
             if not all(session.node.share(before.running).values()):
                 serving.service.stop()
@@ -74,6 +76,19 @@ def _undisturbed(serving: Serving, before: ServerBefore) -> bool:
         return False
 
 
+def take_back(session: Session, plan: Plan, failure: Exception) -> None:
+    """Undo this node's commit because of another node's `failure`. Raises RollbackFailed when that cannot be done."""
+    try:
+        undo_files(session, plan)
+    except Interrupted:
+        raise
+    except DdtreePatchError as error:
+        raise RollbackFailed(
+            f"{failure}, and the files of this node could not be put back: {error.what}", where=session.host.name,
+            next_step="run this command", commands=[_revert_command(session)], detail=error.detail,
+        ) from failure
+
+
 def undo_files(session: Session, plan: Plan) -> None:
     """Put back the files that this apply replaced, if it did."""
     if plan.is_noop:
@@ -84,14 +99,26 @@ def undo_files(session: Session, plan: Plan) -> None:
         step.detail = f"{len(plan.changes)} files are as before the apply"
 
 
-def _tool_command(session: Session, command: str, *options: str) -> str:
-    """A command of this tool for the very installation that is being worked on."""
+def _revert_command(session: Session) -> str:
+    """The command that puts back the files of the very installation that is being worked on."""
     host, target = session.host, session.target
-    words = ["ddtree-patch", command, *(["--local"] if host.local else ["--host", host.name])]
-    if host.config:
-        words += ["--config", str(host.config.absolute())]
+    words = _for_hosts("revert", host, [host.name])
     if target.is_tree:
         words += ["--site-packages", target.site_packages]
     else:
         words += ["--venv", session.inspection["interpreter"]["prefix"]]
-    return shlex.join([*words, *options])
+    return shlex.join([*words, "--no-restart"])
+
+
+def _restart_command(session: Session) -> str:
+    """The command that restarts its server; of several nodes, all of them, from the venvs that hosts.toml names."""
+    words = _for_hosts("restart", session.host, session.node.all)
+    if session.node.alone:
+        words += ["--venv", session.inspection["interpreter"]["prefix"]]
+    return shlex.join(words)
+
+
+def _for_hosts(command: str, host: HostSettings, names: Iterable[str]) -> list[str]:
+    words = ["ddtree-patch", command]
+    words += ["--local"] if host.local else [word for name in names for word in ("--host", name)]
+    return [*words, *(["--config", str(host.config.absolute())] if host.config else [])]

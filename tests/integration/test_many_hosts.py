@@ -108,6 +108,7 @@ def test_the_canary_fails_and_nobody_else_is_touched(fleet, tool):
     assert three.hosts["gpu1"].served_identity() is None
 
 
+@pytest.mark.long
 def test_batches_stop_at_the_first_failure(fleet, tool):
     four = fleet(4)
     for name, host in four.hosts.items():
@@ -184,9 +185,10 @@ class TestOneServerOfTwoNodes:
     def test_a_node_alone_is_refused(self, pair, tool):
         said = tool("apply", "--config", pair.config, "--json", "--host", "gpu2")
         assert said.code == 2 and "gpu1 is a node of server k2" in said.error["what"]
-        said = tool("status", "--config", pair.config, "--json", "--host", "gpu2")
-        assert said.code == 0
+        assert tool("status", "--config", pair.config, "--json", "--host", "gpu2").code == 0
+        assert tool("revert", "--no-restart", "--config", pair.config, "--json", "--host", "gpu2").code == 0
 
+    @pytest.mark.long
     def test_a_rollback_that_fails_says_what_is_left_to_do(self, pair, tool):
         self.start(pair, "greedy")
         launcher = pair.hosts["gpu2"].site_packages / "sglang/launch_server.py"
@@ -195,4 +197,6 @@ class TestOneServerOfTwoNodes:
         launcher.write_bytes(code.replace(b"if __name__", b"if not PATCHED: raise SystemExit(3)\nif __name__"))
         said = tool("apply", *on_all(pair))
         assert said.code == 8 and codes(said) == {"gpu1": 8, "gpu2": 8}
+        restart = f"ddtree-patch restart --host gpu1 --host gpu2 --config {pair.config}"
+        assert restart in said.json["hosts"][1]["error"]["commands"]
         assert pair.patched() == []
