@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Said, run_tool
+from stub_fleet import Fleet
 from stub_host import StubHost
 
 from scripts.rig import target
@@ -95,3 +96,22 @@ def stub_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubH
     monkeypatch.chdir(tmp_path)
     yield host
     host.stop()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Fleet]]:
+    """Factory: `fleet(8)` starts so many hosts, which the tool finds by name; all are ended."""
+    fleets: list[Fleet] = []
+
+    def make(count: int) -> Fleet:
+        made = Fleet(tmp_path, count)
+        fleets.append(made)
+        monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(made.series_root))
+        monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(made.ssh_config))
+        monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+        made.configure()
+        return made
+
+    yield make
+    for made in fleets:
+        made.stop()
