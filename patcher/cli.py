@@ -17,6 +17,7 @@ import click
 from patcher import __version__, commands
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
+from patcher.messages import message_console
 from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, write_junit
 from patcher.result import Outcome
 
@@ -176,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--json" in args:
         text = error_to_json(failure, next((word for word in args if word in cli.commands), ""))
         _write_result(lambda: click.echo(text))
-    print_error(failure, console_for(sys.stderr))
+    print_error(failure, message_console())
     return failure.exit_code
 
 
@@ -188,11 +189,11 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
         written = _write_result(lambda: print_outcome(outcome, console_for(sys.stdout)))
     errors = {host.host: host.error for host in outcome.hosts if host.error}
     for error in errors.values():
-        print_error(error, console_for(sys.stderr))
+        print_error(error, message_console())
     if not outcome.error:
         return 0 if written else DdtreePatchError.exit_code
     if len(errors) > 1:
-        print_error(outcome.error, console_for(sys.stderr))
+        print_error(outcome.error, message_console())
     return outcome.error.exit_code
 
 
@@ -218,7 +219,7 @@ def _write_result(write: Callable[[], None]) -> bool:
             return True
         print_error(DdtreePatchError(f"the result could not be written: {error.strerror}", where="stdout",
                                      next_step="what was done stands; ddtree-patch status says where"),
-                    console_for(sys.stderr))
+                    message_console())
         return False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from patcher.jobs.revert import Revert, RevertOptions
 from patcher.jobs.serve import Restart, SmokeTest
 from patcher.jobs.session import Session
 from patcher.jobs.verify import Verify
+from patcher.messages import message_console
 from patcher.progress import Progress
-from patcher.report import console_for
 from patcher.result import HostResult, Outcome
 from patcher.series import catalogue
 from patcher.suite import load_suite
@@ -76,7 +75,7 @@ class Selection:
         def make(host: HostSettings, connection: Connection, result: HostResult, node: Node) -> Job:
             return job(Session(host, connection, result, series, node))
 
-        return run_on_hosts(command, hosts, make, Progress(console_for(sys.stderr)), rollout)
+        return run_on_hosts(command, hosts, make, Progress(message_console()), rollout)
 
 
 def list_series(**selection: object) -> Outcome:

@@ -78,6 +78,8 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
         def each(chosen: Sequence[_Lane], work: Callable[[_Lane], None]) -> None:
             running[:] = [pool.submit(work, lane) for lane in chosen]
             wait(running)
+            for future in running:
+                future.result()  # raises what no lane takes for its host's failure
 
         try:
             each(lanes, _Lane.prepare)
@@ -154,8 +156,10 @@ class _Lane:
         self.job = job
 
     def execute(self) -> None:
-        self._guard(self.job.execute)
-        self.node.leave(self.result.error)
+        try:
+            self._guard(self.job.execute)
+        finally:  # whatever ended it: the other nodes wait for this one
+            self.node.leave(self.result.error)
         self.ended = True
 
     def leave(self, why: str) -> None:

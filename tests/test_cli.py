@@ -126,3 +126,14 @@ def test_a_stdout_that_takes_nothing(redirection, expected):
                           env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
     assert done.returncode == expected
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["2> >(true)", "2>/dev/full"])
+def test_work_goes_on_when_nobody_takes_the_messages(stub_host, stderr):
+    config = stub_host.configure("local")
+    stub_host.start_server()
+    script = f'"$0" -m patcher apply --local --config "$1" --json {stderr}'
+    done = subprocess.run(["bash", "-c", script, sys.executable, config], stdout=subprocess.PIPE, check=False,
+                          env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    assert done.returncode == 0 and json.loads(done.stdout)["hosts"][0]["changed"]
+    assert stub_host.served_identity()
