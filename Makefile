@@ -1,5 +1,5 @@
 # Everything is installed into .venv and into $DDTREE_PATCH_CACHE (default ~/.cache/ddtree-patch); see README.md.
-.PHONY: test test-long demo smoke-test lint setup rig clean
+.PHONY: test test-long fuzz demo smoke-test lint setup rig clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -11,6 +11,10 @@ test: rig
 # What takes too long for every commit: the whole fault matrix, long fuzzing, many hosts.
 test-long: rig
 	$(BIN)/pytest -m "long and not gpu"
+
+# make fuzz CASES=150000 SEED=1   generated patches, series and hosts' replies; prints how many ended how
+fuzz: $(VENV)/installed
+	nice $(BIN)/python -m tests.fuzz --cases $(or $(CASES),150000) --seed $(or $(SEED),1)
 
 demo: rig
 	$(BIN)/python -m scripts.demo

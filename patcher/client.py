@@ -17,8 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from patcher.errors import NotReady
+from patcher.shapes import COUNT, problem
 
 QUICK_S = 30.0
+ANSWER_LIMIT = 64 << 20  # bytes; the largest that are expected, hundreds of samples with their ids, have a few MiB
+_TEXT = (str, None)
+_ANSWER = {"meta_info": {}}
+_COUNTS = ("completion_tokens", "spec_verify_ct")
+_INFO = {"internal_states": ([{}], None)}
+_PATCH = (None, {"identity": _TEXT})
 
 
 class SocketOpener(Protocol):
@@ -128,8 +135,12 @@ class SglangClient:
             if error.status != 404:
                 raise
             answer = self._json("GET", "/get_server_info", None, timeout)
-        if not isinstance(answer, dict):
-            raise self._broke("/server_info", f"expected an object, got {type(answer).__name__}")
+        wrong = problem(answer, {}) or problem({"internal_states": None, **answer}, _INFO)
+        states = () if wrong else answer.get("internal_states") or ()
+        wrong = wrong or next(filter(None, (problem(state.get("ddtree_patch"), _PATCH) for state in states)), "")
+        wrong = wrong or problem(answer.get("speculative_algorithm"), _TEXT)
+        if wrong:
+            raise self._broke("/server_info", f"the answer makes no sense: {wrong}")
         return answer
 
     def health(self, *, timeout: float = QUICK_S) -> None:
@@ -137,17 +148,20 @@ class SglangClient:
         self._request("GET", "/health", None, timeout)
 
     def _generation(self, answer: Any) -> Generation:
-        meta = answer.get("meta_info") if isinstance(answer, dict) else None
-        if not isinstance(meta, dict):
-            raise self._broke("/generate", "the answer has no meta_info")
-        ids = answer.get("output_ids") or []
-        return Generation(text=answer.get("text"), ids=tuple(int(token) for token in ids), meta=meta)
+        wrong = problem(answer, _ANSWER)
+        if not wrong:
+            meta, ids, text = answer["meta_info"], answer.get("output_ids") or [], answer.get("text")
+            wrong = problem(ids, [int]) or problem(text, _TEXT)
+            wrong = wrong or next(filter(None, (problem(meta.get(name), (COUNT, None)) for name in _COUNTS)), "")
+        if wrong:
+            raise self._broke("/generate", f"the answer makes no sense: {wrong}")
+        return Generation(text=text, ids=tuple(ids), meta=meta)
 
     def _json(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> Any:
         body = self._request(method, path, payload, timeout)
         try:
             return json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._broke(path, f"the answer is not JSON: {body[:80]!r}") from error
 
     def _request(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> bytes:
@@ -166,7 +180,7 @@ class SglangClient:
             http_connection.sock = channel
             http_connection.request(method, path, body=body, headers=headers)
             response = http_connection.getresponse()
-            data = response.read()
+            data = response.read(ANSWER_LIMIT + 1)
         except ConnectionRefusedError as error:
             raise ServerRefused(
                 f"nobody listens on port {self.port}", where=where,
@@ -182,6 +196,8 @@ class SglangClient:
             http_connection.close()
             if channel is not None:
                 channel.close()
+        if len(data) > ANSWER_LIMIT:
+            raise self._broke(path, f"the answer has more than {ANSWER_LIMIT >> 20} MiB")
         if response.status != 200:
             raise HttpStatus(response.status, data.decode("utf-8", "replace"), where=where)
         return data

@@ -21,9 +21,9 @@ import paramiko
 
 from patcher import host_keys, ssh_auth, ssh_config
 from patcher.channel_socket import ChannelSocket
-from patcher.errors import AuthenticationProblem, HostUnreachable
+from patcher.errors import AuthenticationProblem, BadAnswer, HostUnreachable
 from patcher.ssh_config import SshTarget
-from patcher.streams import Streams
+from patcher.streams import LIMIT, Streams
 
 if TYPE_CHECKING:
     from patcher.config import HostSettings
@@ -137,7 +137,7 @@ class LocalConnection(Connection):
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(126 if isinstance(error, PermissionError) else 127, b"", f"{argv[0]}: {error}".encode())
         streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
-                          lambda: process.stderr.read1(CHUNK), on_stderr)
+                          lambda: process.stderr.read1(CHUNK), on_stderr, process.kill)
         streams.start(input)
         try:
             process.wait(timeout)
@@ -149,6 +149,8 @@ class LocalConnection(Connection):
             if streams.finish():
                 process.stdout.close()
                 process.stderr.close()
+        if streams.too_much:
+            raise _too_much(self.name, argv)
         return Completed(process.returncode, streams.stdout, streams.stderr)
 
     def open_socket(self, host: str, port: int, timeout: float | None = 30) -> socket.socket:
@@ -229,7 +231,7 @@ class SshConnection(Connection):
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
                 channel.exec_command(command)
                 streams = Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
-                                  lambda: channel.recv_stderr(CHUNK), on_stderr)
+                                  lambda: channel.recv_stderr(CHUNK), on_stderr, channel.close)
                 streams.start(input)
                 if not channel.status_event.wait(timeout):
                     raise _too_slow(self.name, argv, timeout)
@@ -237,6 +239,8 @@ class SshConnection(Connection):
                 rc = channel.recv_exit_status()
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost(error) from error
+        if streams.too_much:
+            raise _too_much(self.name, argv)
         if rc == -1 and not self._transports[-1].is_active():
             raise self._lost(None)
         return Completed(rc, streams.stdout, streams.stderr)
@@ -265,6 +269,11 @@ class SshConnection(Connection):
         if self._proxy is not None:
             self._proxy.terminate()
             self._proxy.wait()
+
+
+def _too_much(name: str, argv: list[str]) -> BadAnswer:
+    return BadAnswer(f"{argv[0]} printed more than {LIMIT >> 20} MiB and was ended", where=name,
+                     next_step="look at what it is on that host; it is none that this tool knows")
 
 
 def _too_slow(name: str, argv: list[str], timeout: float | None) -> HostUnreachable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patcher.client import Generation, HttpStatus, ServerProblem, SglangClient
+from patcher.client import Generation, HttpStatus, ServerBroke, ServerProblem, SglangClient
 from patcher.suite import Prompt
 
 # bf16 logits near 20 are 1/8 apart; two roundings.
@@ -74,7 +74,12 @@ def _gap_by_logprobs(client: SglangClient, prefix: list[int], a: int, b: int, ti
         if status.status >= 500:
             raise
         return None
-    found = {token: logprob for logprob, token, *_ in (answer.meta.get("output_top_logprobs") or [[]])[0] or []}
+    try:
+        found = {int(token): float(logprob)
+                 for logprob, token, *_ in (answer.meta.get("output_top_logprobs") or [[]])[0] or []}
+    except (ValueError, TypeError, LookupError) as error:
+        raise ServerBroke(f"the log-probabilities make no sense: {error}", where=client.where,
+                          next_step="see the server's log") from error
     return abs(found[a] - found[b]) if a in found and b in found else None
 
 

@@ -63,6 +63,10 @@ class AuthenticationProblem(HostUnreachable):
     """The host, or sudo on it, does not let us in."""
 
 
+class BadAnswer(HostUnreachable):
+    """The host answers, but not as this tool's own program there does."""
+
+
 class Conflict(DdtreePatchError):
     """What is installed and what the series expects do not go together. Nothing was written."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import KernelProblem
+from patcher.shapes import ANY, COUNT, each, problem
 
 PROBE = Path(__file__).with_name("kernel_probe.py")
 PROBE_TIMEOUT_S = 550.0  # some releases build the op at its first call
@@ -33,6 +34,15 @@ OP_TABLE: tuple[tuple[tuple[int, ...], dict[str, tuple[str, str]]], ...] = (
         "top_p": ("sglang.kernels.ops.sampling.renorm", "top_p_renorm_prob"),
     }),
 )
+
+_TEXT = (str, None)
+_VERSIONS = {"versions": each(str), "cuda": _TEXT, "driver": _TEXT, "gpus": [str]}
+_REPORT = {
+    **_VERSIONS, "imports": {"verify": {"path": str, "problem": _TEXT}}, "renorm": (None, each(bool)),
+    "trees": (None, {"trees": COUNT, "wrong": COUNT, "first_wrong": (None, each(ANY))}),
+    "traps": (None, each({"as_known": bool, "found": ANY})), "sglang_available": (None, bool), "sglang_problem": _TEXT,
+    "torch_problem": _TEXT, "problem": _TEXT,
+}
 
 # What T > 0 does without the op.
 FOLLOW = "sample-and-follow"
@@ -59,12 +69,18 @@ def kernel_report(ask: Callable[..., dict[str, Any]], *, version: str, trees: in
     request = {"ops": [[role, *path] for role, path in ops_of(version).items()], "trees": trees, "seed": SEED}
     reply = ask("run_python", source=PROBE.read_text(encoding="utf-8"), argv=[json.dumps(request)], env={},
                 timeout=PROBE_TIMEOUT_S)
-    known: dict[str, Any] = {}
+    known: Any = {}
     try:
         for line in reply["stdout"].splitlines():
             known = json.loads(line)
-        return KernelReport(**known, where=where)
-    except (ValueError, TypeError) as error:
+        wrong = problem(known, _REPORT)
+        if wrong:
+            raise ValueError(wrong)
+        return KernelReport(**{name: known[name] for name in _REPORT}, where=where)
+    except (ValueError, RecursionError) as error:
+        known = known if isinstance(known, dict) else {}
+        known = {name: known[name] for name, shape in _VERSIONS.items()
+                 if name in known and not problem(known[name], shape)}
         installed = _installed(known.get("versions", {}), known.get("cuda"), known.get("driver"), known.get("gpus", ()))
         raise KernelProblem(
             f"the kernel probe ended with exit code {reply['rc']} and no report", where=where,

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patcher import errors
+from patcher import errors, replies
 from patcher.connection import Completed, Connection
+from patcher.shapes import problem
 
 BOOTSTRAP = 'import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"ddtree_agent","exec"))'
 LOADER = """
@@ -48,7 +49,8 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
     python: the interpreter that runs it; for everything but `processes` and trees that is the environment's own.
     request: "op", the target ("package", "site_packages") and what the operation needs; see agent/.
     timeout: seconds. on_stderr: called with pieces of standard error as they come.
-    Raises the typed error that the agent names; HostUnreachable when no whole reply came;
+    Raises the typed error that the agent names; HostUnreachable when no whole reply came, BadAnswer for one that is not
+    the agent's;
     NoInstallation when PYTHON is not there or too old; DdtreePatchError with a trace for a bug of the agent.
     """
     nonce = secrets.token_hex(16)
@@ -56,9 +58,10 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
     sent = json.dumps({"who": _who(), **request, "nonce": nonce}).encode()
     done = connection.run([python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout,
                           on_stderr=on_stderr)
-    reply = _unframe(done.stdout, nonce)
-    if reply is None:
+    frame = _unframe(done.stdout, nonce)
+    if frame is None:
         raise _no_reply(connection, python, done)
+    reply = _parsed(frame, connection.name)
     if "error" in reply:
         raise _as_error(reply["error"], connection.name)
     return reply
@@ -76,21 +79,35 @@ def _who() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _unframe(stdout: bytes, nonce: str) -> dict[str, Any] | None:
+def _unframe(stdout: bytes, nonce: str) -> bytes | None:
     """The reply between whatever else the login printed, None if it is not there as a whole."""
-    match = re.search(rb"<<ddtree-agent %s (\d+)>>\n" % nonce.encode(), stdout)
+    match = re.search(rb"<<ddtree-agent %s (\d{1,18})>>\n" % nonce.encode(), stdout)
     if match is None:
         return None
     data = stdout[match.end():match.end() + int(match[1])]
-    return json.loads(data) if len(data) == int(match[1]) else None
+    return data if len(data) == int(match[1]) else None
 
 
-def _as_error(error: dict[str, Any], host: str) -> errors.DdtreePatchError:
-    where = f"{host}: {error['where']}" if error.get("where") else host
-    common = {"where": where, "next_step": error.get("next", ""), "detail": error.get("detail", "")}
-    if error["kind"] == "RollbackFailed":
-        return errors.RollbackFailed(error["what"], commands=error.get("commands", ()), **common)
-    kind = getattr(errors, error["kind"], errors.DdtreePatchError)
+def _parsed(frame: bytes, host: str) -> dict[str, Any]:
+    try:
+        reply = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise replies.bad_answer(f"(it cannot be read: {error})", host) from error
+    if not isinstance(reply, dict):
+        raise replies.bad_answer("(no object)", host)
+    return reply
+
+
+def _as_error(error: Any, host: str) -> errors.DdtreePatchError:
+    found = problem(error, replies.ERROR)
+    kind = None if found else getattr(errors, error["kind"], None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.DdtreePatchError)):
+        return replies.bad_answer(f"(an error of no known kind: {found or error['kind']})", host)
+    where = f"{host}: {error['where']}" if error["where"] else host
+    common = {"where": where, "next_step": error["next"], "detail": str(error.get("detail", ""))}
+    if kind is errors.RollbackFailed:
+        commands = error.get("commands", [])
+        return kind(error["what"], commands=commands if not problem(commands, [str]) else [], **common)
     return kind(error["what"], **common)
 
 

@@ -6,7 +6,6 @@ each line's sha256.  The latter names the very line in which an installed file d
 
 from __future__ import annotations
 
-import binascii
 import json
 import os
 import re
@@ -37,6 +36,8 @@ def load_series(directory: Path) -> Series:
     table = read_settings(directory)
     _keys(table, {"name": str, "package": str, "versions": list, "ops": list, "stages": list, "patches": list,
                   "files": dict, "lines_sha256": str}, where)  # fmt: skip
+    if not table["package"].isidentifier():
+        raise _problem(f"{table['package']!r} is no name of a package", where)
     stages = tuple(_stage(entry, where) for entry in table["stages"])
     series = Series(
         name=table["name"],
@@ -61,7 +62,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
     path = directory / SETTINGS
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # tomllib lets numbers that are too long and depth through
         raise _problem(f"cannot be read: {error}", str(path)) from error
 
 
@@ -149,7 +150,7 @@ def _lines(directory: Path, expected: str) -> dict[str, tuple[bytes, ...]]:
         raise _problem("not the file that series.toml names: its sha256 differs", str(path))
     try:
         packed = {name: b64decode(text, validate=True) for name, text in json.loads(raw).items()}
-    except (ValueError, AttributeError, TypeError, binascii.Error) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise _problem(f"cannot be read: {error}", str(path)) from error
     return {
         name: tuple(data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE))

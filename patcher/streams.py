@@ -10,6 +10,7 @@ from typing import Any
 import paramiko
 
 QUIET = 5.0  # seconds of silence after a program's end that end its output
+LIMIT = 128 << 20  # bytes of each output; the largest that is expected, a log of 8 MiB in JSON, has less than 50 MiB
 
 
 class Streams:
@@ -17,8 +18,11 @@ class Streams:
     whoever reads one stream at a time stops for ever once the other is full."""
 
     def __init__(self, write: Callable[[bytes], Any], end_input: Callable[[], Any], read_out: Callable[[], bytes],
-                 read_err: Callable[[], bytes], on_stderr: Callable[[bytes], None]) -> None:
-        self._write, self._end_input = write, end_input
+                 read_err: Callable[[], bytes], on_stderr: Callable[[bytes], None],
+                 end_program: Callable[[], Any]) -> None:
+        """end_program: ends it from here, when an output has more than LIMIT bytes; `too_much` says that it has."""
+        self._write, self._end_input, self._end_program = write, end_input, end_program
+        self.too_much = False
         self._out: list[bytes] = []
         self._err: list[bytes] = []
         self._drains = [
@@ -63,10 +67,15 @@ class Streams:
         except (OSError, EOFError, paramiko.SSHException):
             pass  # the program ended without reading its input, or the link broke: its exit status tells
 
-    @staticmethod
-    def _drain(read: Callable[[], bytes], pieces: list[bytes], tell: Callable[[bytes], None] | None) -> None:
+    def _drain(self, read: Callable[[], bytes], pieces: list[bytes], tell: Callable[[bytes], None] | None) -> None:
+        left = LIMIT
         try:
             while piece := read():
+                left -= len(piece)
+                if left < 0:
+                    self.too_much = True
+                    self._end_program()
+                    return
                 pieces.append(piece)
                 if tell:
                     tell(piece)

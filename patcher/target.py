@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from patcher import replies
 from patcher.config import HostSettings
 from patcher.connection import Connection
 from patcher.errors import Conflict, NoInstallation, UsageProblem
@@ -41,9 +42,9 @@ class Target:
         return self.host.name
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """One agent operation on this installation; raises the typed error that the agent reports."""
-        selector = {"site_packages": self.site_packages or None, "package": self.package}
-        return call_agent(self.connection, self.python, {"op": op, **selector, **request})
+        """One agent operation on this installation; raises as call_agent, and BadAnswer for a reply of another form."""
+        asked = {"op": op, "site_packages": self.site_packages or None, "package": self.package, **request}
+        return replies.check(asked, call_agent(self.connection, self.python, asked), self.name)
 
 
 def find_target(connection: Connection, host: HostSettings, package: str) -> Target:
@@ -57,7 +58,8 @@ def find_target(connection: Connection, host: HostSettings, package: str) -> Tar
         return Target(host, connection, tool, _path(host, host.site_packages, "site_packages"), package, ())
     venv = _path(host, host.venv, "venv") if host.venv else ""
     python = f"{venv}/bin/python3" if venv else tool
-    processes = tuple(call_agent(connection, python, {"op": "processes", "package": package})["processes"])
+    asked = {"op": "processes", "package": package}
+    processes = tuple(replies.check(asked, call_agent(connection, python, asked), host.name)["processes"])
     return Target(host, connection, python if venv else _serving_python(host, processes), "", package, processes)
 
 

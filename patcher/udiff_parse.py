@@ -79,7 +79,7 @@ def _unidiff(lines: list[str], source: str) -> PatchSet:
 
     try:
         return PatchSet(feed())
-    except UnidiffParseError as error:
+    except (UnidiffParseError, ValueError) as error:  # ValueError: a number too long to be one
         # unidiff says what is wrong, but not where; how far it has read is known here.
         raise _problem(source, at, f"not a valid unified diff: {str(error).strip()}") from error
 
@@ -99,6 +99,8 @@ def _check_between_hunks(lines: list[str], covered: set[int], source: str) -> No
             raise _problem(source, number, "the patch has CRLF line ends: it was mangled on its way")
     if state in ("source", "target", "hunk"):
         raise _problem(source, len(lines), "the patch ends in the middle of a file's header")
+    if state == "git" and not lines[-1].endswith("\n"):
+        raise _problem(source, len(lines), "the last line has no line end: the patch is cut off")
 
 
 def _next_state(state: str, text: str) -> str:

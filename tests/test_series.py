@@ -122,7 +122,7 @@ def test_contradictions_in_series_toml(directory, change, said):
     assert caught.value.exit_code == 4 and str(directory) in caught.value.where
 
 
-@pytest.mark.parametrize("raw", [b"name = \n", b"\xff", b""])
+@pytest.mark.parametrize("raw", [b"name = \n", b"\xff", b"", b"n = " + b"9" * 5000, b"n = " + b"[" * 5000])
 def test_series_toml_that_cannot_be_read(directory, raw):
     (directory / "series.toml").write_bytes(raw)
     with pytest.raises(SeriesProblem, match=r"series\.toml"):
@@ -165,7 +165,8 @@ def test_lines_of_another_pristine_file(directory):
         load_series(directory)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"sglang/srt/args.py": 1}', b'{"sglang/srt/args.py": "?"}'])
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"sglang/srt/args.py": 1}', b'{"sglang/srt/args.py": "?"}',
+                                 b"[" * 100_000])
 def test_lines_that_cannot_be_read(directory, raw):
     write_lines(directory, raw)
     with pytest.raises(SeriesProblem, match=r"lines\.json"):

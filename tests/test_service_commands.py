@@ -249,7 +249,7 @@ def test_command_runs_what_it_was_given_and_names_what_it_was_not():
 
 
 def test_command_that_fails_is_told_with_what_it_said():
-    script = FakeHostScript(run={"rc": 3}, read_log={"text": "no such service\n"})
+    script = FakeHostScript(run={"rc": 3}, read_log={"text": "no such service\n", "size": 16, "problem": None})
     with pytest.raises(NotReady, match="failed with exit code 3: no such service"):
         service_of("command", FakeCommands(), script, restart=("a", "b c")).restart()
 

@@ -14,7 +14,7 @@ def process(pid, venv, port, **more):
     return {"pid": pid, "python": f"{venv}/bin/python", "exe": "/usr/bin/python3.11", "prefix": venv,
             "real_prefix": more.get("real_prefix", venv), "listening": [port] if port else [],
             "argv": ["python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"],
-            "sglang_root": more.get("sglang_root"), "pycache_prefix": None}
+            "sglang_root": more.get("sglang_root"), "pycache_prefix": None, "start_time": 1.0}
 
 
 def inspection(venv):

@@ -162,6 +162,8 @@ def test_a_hunk_at_the_end_fits_only_there():
     (FIT.replace(b" d\n", b" d\n\\ No newline at end of file\n\\ No newline at end of file\n"), 9, "no unified diff"),
     (FIT.replace(b" b\n", b" b\n\\ No newline at end of file\n"), 6, "marked as the file's last"),
     (FIT.replace(b"-c\n", b"-c\n\\ Kein Zeilenumbruch\n"), 6, "not understood"),
+    (FIT.replace(b"-2,3", b"-%s,3" % (b"9" * 5000)), 3, "not a valid"),
+    (b"diff --git a/sglang/x.py b/sglang/x.py\nnew file mode 100644", 2, "cut off"),
 ])  # fmt: skip
 def test_corrupt_text_is_refused_with_its_line(raw, line_number, said):
     with pytest.raises(SeriesProblem) as caught:

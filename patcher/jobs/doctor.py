@@ -54,7 +54,7 @@ class Doctor(Look):
     def _versions(self) -> dict[str, str]:
         """What is installed beside the package, by its metadata alone: nothing is imported."""
         reply = self.session.target.ask("run_python", source=_VERSIONS, argv=list(_COMPANIONS), env={}, timeout=60)
-        return dict(line.split(" ", 1) for line in reply["stdout"].splitlines())
+        return dict(line.split(" ", 1) for line in reply["stdout"].splitlines() if " " in line)
 
     def _look(self, name: str, look: Callable[[Step], str]) -> None:
         try:

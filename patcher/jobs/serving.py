@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
-from patcher.errors import NotReady, UsageProblem
+from patcher.errors import BadAnswer, NotReady, UsageProblem
 from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
 from patcher.services.base import CLOCK_SLACK_S
 from patcher.services.flags import port_of
+from patcher.shapes import each, problem
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
@@ -20,6 +21,7 @@ from patcher.target import describe_process, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
+_BASELINE = {"suite": str, "fingerprint": str, "outputs": each({"ids": [int], "text": (str, None)})}
 TREE = "DDTREE"  # the algorithm that the series adds
 
 
@@ -157,6 +159,10 @@ class Serving:
         """Run the suite, keep the result in the host's data; raises SmokeFailed, which names the failed checks."""
         suite = self.suite if sampled else dataclasses.replace(self.suite, temperatures=(0.0,), paths=())
         kept = self.session.target.ask("state", put={}, get=[BASELINE])["values"][BASELINE]
+        wrong = problem(kept, (None, _BASELINE))
+        if wrong:
+            raise BadAnswer(f"what the host kept of the outputs before the patch makes no sense: {wrong}",
+                            where=self.host.name, next_step="look at that host before it is trusted with anything")
         smoke = run_suite(self.client, suite, baseline=kept, service=self.service, identity=identity,
                           started_after=started_after, progress=self.result.tell)
         found = smoke.as_dict()

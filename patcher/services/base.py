@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from patcher.config import ServiceSettings
 from patcher.connection import Completed, Connection
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
+from patcher.services.answers import answer_of
 from patcher.services.flags import port_of
 from patcher.target import describe_process, redacted
 
@@ -43,7 +44,7 @@ class ServiceHost:
     port: int
 
     def script(self, op: str, *, timeout: float = 60.0, **request: Any) -> dict[str, Any]:
-        """One operation of host_script.py on the host; raises NotReady, or AuthenticationProblem for lacking rights."""
+        """One operation of host_script.py on the host; raises NotReady, BadAnswer, or AuthenticationProblem."""
         reply = self.ask(
             "run_python", source=HOST_SCRIPT.read_text(encoding="utf-8"), argv=[json.dumps({"op": op, **request})],
             env={}, timeout=timeout,
@@ -53,7 +54,7 @@ class ServiceHost:
                 f"looking after the server's processes failed ({op})", where=self.name,
                 next_step="report this with the lines below", detail=reply["stderr"][-4000:],
             )
-        answer = json.loads(reply["stdout"])
+        answer = answer_of(op, reply["stdout"], self.name)
         if answer.get("permission"):
             raise AuthenticationProblem(
                 f"the server belongs to another account: {answer['error']}", where=self.name,

@@ -9,8 +9,11 @@ from typing import Any
 
 from patcher.errors import NotReady, UsageProblem
 from patcher.services.base import Service
+from patcher.shapes import COUNT, problem
 
 STOP_S = 60  # from TERM to KILL
+_STATE = {"Pid": COUNT, "Status": str, "ExitCode": int, "StartedAt": str}
+_CONTAINER = {"State": _STATE}
 
 
 class DockerService(Service):
@@ -73,8 +76,12 @@ class DockerService(Service):
         if done.rc != 0:
             raise self.refused(argv, done)
         try:
-            return json.loads(done.stdout)[0]
-        except (ValueError, IndexError) as error:
+            containers = json.loads(done.stdout)
+            wrong = problem(containers, [_CONTAINER])
+            if wrong or not containers:
+                raise ValueError(wrong)
+            return containers[0]
+        except (ValueError, RecursionError) as error:
             raise NotReady(
                 "`docker inspect` did not print a container", where=self.host.name, next_step="try it by hand",
                 detail=done.stdout.decode("utf-8", "replace")[:2000],

@@ -13,6 +13,7 @@ from typing import Any
 
 from patcher.config import ServiceSettings
 from patcher.errors import NotReady
+from patcher.services.answers import kept_state
 from patcher.services.base import Service, ServiceHost
 from patcher.services.flags import apply_flags
 from patcher.target import redacted
@@ -127,7 +128,7 @@ class ProcessService(Service):
 
     def _state(self) -> Mapping[str, Any]:
         if self._cached is None:
-            self._cached = self.host.ask("state", get=[STATE])["values"][STATE] or {}
+            self._cached = kept_state(self.host.ask("state", get=[STATE])["values"][STATE], self.host.name)
         return self._cached
 
     def _save(self, state: Mapping[str, Any]) -> None:

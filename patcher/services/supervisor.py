@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ class SupervisorService(Service):
 
     def main_pid(self) -> int | None:
         _, words = self._state()
-        return int(words[words.index("pid") + 1].rstrip(",")) if "pid" in words else None
+        found = re.search(r"\bpid (\d{1,9}),", " ".join(words))
+        return int(found[1]) if found else None
 
     def by_hand(self) -> list[str]:
         return [self.typed([*self._tool(), "restart", self.settings.program])]

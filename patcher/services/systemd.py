@@ -94,4 +94,7 @@ class SystemdService(Service):
                 where=self.host.name,
                 next_step="correct service.unit or service.scope in hosts.toml; `systemctl list-units` lists the units",
             )
+        if not (set(PROPERTIES.split(",")) <= shown.keys() and shown["MainPID"].isdecimal()):
+            raise NotReady("`systemctl show` did not print the unit's properties", where=self.host.name,
+                           next_step="try it by hand", detail="\n".join(lines)[:2000])
         return shown
