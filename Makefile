@@ -5,12 +5,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Two files at a time: most tests wait for a process more than they compute.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+
 test: rig
-	$(BIN)/pytest -m "not gpu and not long"
+	$(PYTEST) -m "not gpu and not long"
 
 # What takes too long for every commit: the whole fault matrix, long fuzzing, many hosts.
 test-long: rig
-	$(BIN)/pytest -m "long and not gpu"
+	$(PYTEST) -m "long and not gpu"
 
 # make fuzz CASES=150000 SEED=1   generated patches, series and hosts' replies; prints how many ended how
 fuzz: $(VENV)/installed
