@@ -18,5 +18,7 @@ def load(name: str, directory: Path | None = None) -> ModuleType:
         for package in PACKAGES:
             empty = ModuleType(package)
             empty.__path__ = [str(directory)] if package == PACKAGES[-1] else []
-            sys.modules.setdefault(package, empty)
+            there = sys.modules.setdefault(package, empty)
+            if not hasattr(there, "__path__"):  # a stand-in that somebody else made
+                there.__path__ = empty.__path__
     return importlib.import_module(f"{PACKAGES[-1]}.{name}")

@@ -11,6 +11,7 @@ MEANWHILE = True  # needs no server
 def run(run: Run) -> dict:
     began = time.monotonic()
     command = ["-m", "pytest", "-q", "-m", "gpu", "-rA", "--durations=0", "tests/gpu", "-p", "no:cacheprovider"]
+    command += ["--noconftest"]  # what the other tests need of a host is not there
     done = subprocess.run(
         [str(run.python("patched")), *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=400
     )

@@ -4,7 +4,7 @@ SPECULATIVE_DIR names a directory with dflash_utils.py and dflash_sampling_*.py 
 without it the patched sglang that is installed is used.
 """
 
-import importlib.util
+import importlib.machinery
 import os
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from scripts import bench_target_probs as bench  # noqa: E402 - it needs torch
 pytestmark = pytest.mark.gpu
 
 ROUNDING = 3e-6  # a decision nearer than this may go either way in float32
+# The mass that a row is divided by is a sum in float32, of up to 163,840 terms in 2,048 lanes of 80: some units of
+# 2**-23 = 1.2e-7 a lane and as many where lanes are added. 1.2e-6 was seen.
+SUM_ROUNDING = 3e-6
 TOP_K_ALL = 1 << 30
 ROWS = 48
 LOGITS = {
@@ -37,9 +40,10 @@ def kernels():
         pytest.skip("torch sees no CUDA device")
     directory = os.environ.get("SPECULATIVE_DIR")
     if directory is None:
-        if importlib.util.find_spec("sglang") is None:
+        installed = importlib.machinery.PathFinder.find_spec("sglang")  # not a stand-in that another test made
+        if installed is None:
             pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
-        directory = Path(importlib.util.find_spec("sglang").origin).parent / "srt/speculative"
+        directory = Path(installed.origin).parent / "srt/speculative"
     return bench.load(Path(directory)).dflash_sampling_kernels
 
 
@@ -91,7 +95,7 @@ def test_equals_the_rules(kernels, vocab):
                 expected, margin = rules(logits, temperatures, top_ks, top_ps, min_ps, sequential)
                 assert not failed.any()
                 torch.testing.assert_close(
-                    probs.sum(-1, dtype=torch.float64), torch.ones_like(margin), rtol=0, atol=1e-6
+                    probs.sum(-1, dtype=torch.float64), torch.ones_like(margin), rtol=0, atol=SUM_ROUNDING
                 )
                 clear = margin >= ROUNDING
                 assert torch.equal((probs > 1e-30)[clear], (expected > 1e-30)[clear]), name

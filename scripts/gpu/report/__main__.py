@@ -22,6 +22,11 @@ NOT_RUN = {
 
 def sections(found: dict[str, dict]) -> list[Section]:
     made = []
+
+    def add(section: Section, *names: str) -> None:
+        section.remarks += [remark for name in names for remark in found.get(name, {}).get("remarks", [])]
+        made.append(section)
+
     for name, write in (
         ("op", sampling.op),
         ("greedy", sampling.greedy),
@@ -30,12 +35,24 @@ def sections(found: dict[str, dict]) -> list[Section]:
         ("sweep", speed.chain),
     ):
         if name in found:
-            made.append(write(found[name]))
+            add(write(found[name]), name)
     if "acceptance" in found or "sweep" in found:
-        made.append(speed.acceptance(found.get("acceptance"), found.get("sweep")))
+        add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
-        made.append(speed.cost(found["cost"]))
-    return made + [others.section(name, found[name]) for name in others.TITLES if name in found]
+        add(speed.cost(found["cost"]), "cost")
+    for name in others.TITLES:
+        if name in found:
+            add(others.section(name, found[name]), name)
+    return made
+
+
+def _summary(section: Section) -> tuple[str, str, str]:
+    """(title, how many of its checks passed, why not all and what is missing) of a section."""
+    passed = sum(row[4] for row in section.rows)
+    said = "passed" if section.rows and passed == len(section.rows) else f"{passed} of {len(section.rows)} checks"
+    if section.missing:
+        said += ", incomplete"
+    return section.title, said, " ".join(section.remarks)
 
 
 def main() -> None:
@@ -51,11 +68,14 @@ def main() -> None:
         "date, versions, command and all figures. `scripts/gpu/README.md` says how to run them.",
         "",
     ]
+    lines += table(("", "verdict", "remarks"), [_summary(section) for section in made])
+    lines += ["## Every check", ""]
     rows = [(*row[:4], verdict(row[4])) for section in made for row in section.rows]
     lines += table(("what", "n", "threshold", "found", ""), rows)
     lines += ["## Not run", "", *(f"- {what}" for what in dict.fromkeys(missing)), ""] if missing else []
     for section in made:
-        lines += [f"## {section.title}", "", *section.lines]
+        lines += [f"## {section.title}", "", *(line for remark in section.remarks for line in (remark, ""))]
+        lines += section.lines
         if lines[-1]:
             lines.append("")
     (DOCS / "gpu-results.md").write_text("\n".join(lines).rstrip() + "\n")

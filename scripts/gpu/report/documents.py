@@ -11,12 +11,14 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 @dataclass
 class Section:
     """What one experiment has to say. `rows`: (what, n, threshold, found, passed) of the table at the top;
-    `missing`: what of it was not run."""
+    `missing`: what of it was not run; `remarks`: of the document, written by hand where it was committed: what
+    disturbed the run, and why something failed."""
 
     title: str
     lines: list[str] = field(default_factory=list)
     rows: list[tuple[str, str, str, str, bool]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def newest(folder: Path = DOCS / "gpu") -> dict[str, dict]:

@@ -10,6 +10,14 @@ TITLES = {
     "refusals": ("Bad input", "what cannot be served is refused in one sentence, and nobody beside it notices"),
 }
 
+# Steps without which an experiment is not complete.
+STEPS = {
+    "tp2": ("paths", "greedy", "exact"),
+    "mla": ("greedy", "cached", "diverse", "exact"),
+    "long": ("cold and warm", "load", "cold and warm, after"),
+    "tool": ("apply", "verify", "smoke-test", "status", "revert", "files"),
+    "refusals": ("requests", "start-up"),
+}
 WIDEST = 9  # columns
 
 
@@ -30,10 +38,24 @@ def section(name: str, document: dict) -> Section:
         else:
             found.lines += [_cell(value), ""]
         judged = [row["passed"] for row in rows if "passed" in row]
+        value = value if isinstance(value, dict) else {}
+        if "exit" in value:  # a command of the tool
+            found.rows.append((f"{name}: {step}", "", "exit 0", f"exit {value['exit']}", value["exit"] == 0))
+        if "batch_steps" in value:
+            wanted = thresholds["steps"]
+            found.rows.append((
+                f"{name}: decode steps", f"{len(rows)} servers", f">= {wanted:,}",
+                f"{value['batch_steps']:,}", value["batch_steps"] >= wanted,
+            ))  # fmt: skip
+        if "different" in value:
+            different = value["different"]
+            said = f"{different} of {value['files']:,}"
+            found.rows.append((f"{name}: files after revert", "", "none differs", said, not different))
         if judged:
             count, samples = sum(judged), sorted({row["n"] for row in rows if "n" in row})
             n = f"{len(judged)} cases" + (f" of {samples[0]:,}" if samples else "")
             found.rows.append((f"{name}: {step}", n, "every case", f"{count} of {len(judged)}", count == len(judged)))
+    found.missing += [f"{name}: {step}" for step in STEPS[name] if step not in result]
     problems = failed_steps(result)
     found.lines += [f"- failed: {line}" for line in problems]
     found.rows += [(f"{name}: {line.split(':')[0]}", "", "", "the step failed", False) for line in problems]

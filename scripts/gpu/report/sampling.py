@@ -157,6 +157,7 @@ def texts(document: dict) -> Section:
             f"whole texts: {row['server']}, T {row['T']}", f"2 x {row['n']}",
             "told apart" if loose else f"p > {least:.1e}", f"least p {min(ps):.2g}", told if loose else passed,
         ))  # fmt: skip
+    section.missing += [f"whole texts at T = {t}" for t in (0.6, 1.0) if not any(row["T"] == t for row in rows)]
     section.lines += table(
         ("server", "T", "n x tokens", "accuracy", "p classifier", "p first line", "p bigrams", ""), shown
     )
