@@ -45,19 +45,7 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
     """Log in on a connected TRANSPORT. Raises AuthenticationProblem, saying what was tried."""
     tried: list[str] = []
     notes: list[str] = []
-    try:
-        transport.auth_none(target.user)  # some hosts want no key; it also tells what the server takes
-        return
-    except paramiko.BadAuthenticationType as refusal:
-        if "publickey" not in refusal.allowed_types:
-            takes = ", ".join(refusal.allowed_types)
-            raise AuthenticationProblem(f"the server takes no keys for {target.user}, only {takes}", where=target.name,
-                                        next_step="allow PubkeyAuthentication for this user") from None
-    except paramiko.AuthenticationException:
-        pass  # a plain no: go on with the keys
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"the connection broke during login: {str(error) or type(error).__name__}",
-                              where=target.name, next_step="try again") from error
+    partly = False
     with contextlib.ExitStack() as stack:
         for label, key in _candidates(target, notes, stack):
             try:
@@ -67,20 +55,53 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
                 if not transport.is_active():
                     notes.append(f"the server hung up after {len(tried)} keys ({refusal})")
                     break
+                if isinstance(refusal, paramiko.BadAuthenticationType) and not partly:
+                    raise _takes_no_keys(target, refusal) from None
                 continue
             except (paramiko.SSHException, EOFError, OSError) as error:
                 notes.append(f"{label}: {str(error) or type(error).__name__}")
                 if not transport.is_active():
+                    if len(tried) == 1:
+                        raise _broken(target, error) from error
                     notes.append(f"the server hung up after {len(tried)} keys")
                     break
                 continue
             if transport.is_authenticated():
                 return
+            partly = True
             notes.append(f"{label} was taken, but the server wants a second factor")
+    if not partly and transport.is_active() and _enters_without_key(transport, target, bool(tried)):
+        return
     raise AuthenticationProblem(
         f"the server refuses {target.user}" + (f" with {len(tried)} keys" if tried else ": there is no key to offer"),
         where=target.name, detail="\n".join([*(f"offered {label}" for label in tried), *notes]),
         next_step=_advice(target, notes))
+
+
+def _enters_without_key(transport: paramiko.Transport, target: SshTarget, tried: bool) -> bool:
+    """Whether the server wants no key, as some do; asked after the keys, since it costs two round trips."""
+    try:
+        transport.auth_none(target.user)
+    except paramiko.BadAuthenticationType as refusal:
+        if "publickey" not in refusal.allowed_types:
+            raise _takes_no_keys(target, refusal) from None
+    except paramiko.AuthenticationException:
+        return False  # a plain no
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if not tried:
+            raise _broken(target, error) from error
+    return transport.is_authenticated()
+
+
+def _takes_no_keys(target: SshTarget, refusal: paramiko.BadAuthenticationType) -> AuthenticationProblem:
+    return AuthenticationProblem(
+        f"the server takes no keys for {target.user}, only {', '.join(refusal.allowed_types)}", where=target.name,
+        next_step="allow PubkeyAuthentication for this user")
+
+
+def _broken(target: SshTarget, error: Exception) -> HostUnreachable:
+    return HostUnreachable(f"the connection broke during login: {str(error) or type(error).__name__}",
+                           where=target.name, next_step="try again")
 
 
 def _advice(target: SshTarget, notes: list[str]) -> str:
