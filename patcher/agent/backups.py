@@ -7,7 +7,7 @@ import stat
 from collections.abc import Container
 
 from .failures import Refusal
-from .files import NEW, hash_of, link, read, sha256, unlink, write_state
+from .files import NEW, entries, give, hash_of, link, read, sha256, unlink, write_state
 from .site import Site
 
 BACKUPS = "backups"
@@ -41,13 +41,12 @@ def keep(site: Site, sha: str, file: str, needed: Container[str]) -> None:
 def collect_backups(site: Site, receipt: dict | None) -> None:
     """Remove backups that RECEIPT does not need, and half-written state files; what stays is private."""
     needed, folder = needed_backups(receipt), site.state(BACKUPS)
-    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+    for name in entries(folder):
         path = os.path.join(folder, name)
         if name not in needed:
             unlink(path)
-        elif stat.S_IMODE(os.stat(path).st_mode) != 0o600:  # compiled, and brought back by a revert that was undone
-            os.chown(path, os.geteuid(), os.getegid())
-            os.chmod(path, 0o600)
-    for name in os.listdir(site.state_dir):
+        elif stat.S_IMODE(os.lstat(path).st_mode) != 0o600:  # compiled, and brought back by a revert that was undone
+            give(path, os.geteuid(), os.getegid(), 0o600)
+    for name in entries(site.state_dir):
         if name.endswith(NEW):
             unlink(site.state(name))

@@ -7,13 +7,27 @@ and an unchecked-hash one whatever the source says.
 from __future__ import annotations
 
 import errno
+import importlib.util
+import marshal
 import os
-import py_compile
+import struct
 from collections.abc import Container, Iterable, Mapping
 
 from .backups import BACKUPS
 from .failures import Refusal
-from .files import describe, hash_of, link, remove_empty, sync_directory, unlink, write_file
+from .files import (
+    describe,
+    entries,
+    give,
+    hash_of,
+    link,
+    make_directories,
+    read,
+    remove_empty,
+    sync_directory,
+    unlink,
+    write_file,
+)
 from .site import Site
 
 
@@ -24,10 +38,14 @@ def compiled_files(source: str, prefixes: Iterable[str]) -> list[str]:
     if extension != ".py":
         return []
     found = [source + "c"] if os.path.isfile(source + "c") else []
-    for cache in [os.path.join(folder, "__pycache__"), *(os.path.join(p, folder.lstrip("/")) for p in prefixes)]:
-        if os.path.isdir(cache):
-            found += [os.path.join(cache, entry) for entry in sorted(os.listdir(cache))
+    for cache in [os.path.join(folder, "__pycache__"),
+                  *(os.path.join(os.path.realpath(prefix), folder.lstrip("/")) for prefix in prefixes)]:
+        try:
+            found += [os.path.join(cache, entry) for entry in entries(cache)
                       if entry.startswith(stem + ".") and entry.endswith(".pyc")]
+        except NotADirectoryError as error:
+            raise Refusal("Conflict", "a directory of compiled files is a link or a file", cache,
+                          "remove it: Python makes it anew") from error
     return found
 
 
@@ -65,7 +83,7 @@ def restore(site: Site, saved: Mapping[str, dict], needed: Container[str]) -> No
     for name, value in saved.items():
         path = site.lengthen(name)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_directories(os.path.dirname(path))
             _restore(site, path, value, value["sha"] in needed)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -77,17 +95,21 @@ def restore(site: Site, saved: Mapping[str, dict], needed: Container[str]) -> No
 
 def _restore(site: Site, path: str, value: dict, needed: bool) -> None:
     data = site.backup(value["sha"])
-    if needed or not link(site.state(BACKUPS, value["sha"]), path):  # nobody writes into a compiled file in place
-        write_file(path, data, value)
-    else:
-        os.chown(path, value["uid"], value["gid"])
-        os.chmod(path, value["mode"] & 0o777)
+    if not needed:  # nobody writes into a compiled file in place
+        give(site.state(BACKUPS, value["sha"]), value["uid"], value["gid"], value["mode"])
+        if link(site.state(BACKUPS, value["sha"]), path):
+            return
+    write_file(path, data, value)
 
 
 def compile_file(source: str) -> None:
-    """Byte-compile SOURCE for this interpreter; what is written belongs to the owner of the source."""
-    compiled = py_compile.compile(source, doraise=True)
-    info = os.stat(source)
-    for path in (compiled, os.path.dirname(compiled)):
-        if os.stat(path).st_uid != info.st_uid:
-            os.chown(path, info.st_uid, info.st_gid)
+    """Byte-compile SOURCE for this interpreter; what is written belongs to the owner of the source.
+
+    As py_compile does it, which would follow links.
+    """
+    info, data = os.stat(source), read(source)
+    code = compile(data, source, "exec", dont_inherit=True)
+    head = struct.pack("<III", 0, int(info.st_mtime) & 0xFFFFFFFF, len(data) & 0xFFFFFFFF)  # PEP 552: by time and size
+    path = importlib.util.cache_from_source(source)
+    make_directories(os.path.dirname(path))
+    write_file(path, importlib.util.MAGIC_NUMBER + head + marshal.dumps(code), dict(describe(source), mtime_ns=None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 
@@ -11,7 +10,18 @@ from . import bytecode
 from .backups import BACKUPS, collect_backups, keep
 from .checked import Checked
 from .failures import Refusal, translated
-from .files import describe, hash_of, link, read, sync_directory, unlink, write_file, write_state
+from .files import (
+    describe,
+    hash_of,
+    link,
+    make_directory,
+    read,
+    rename,
+    symlink,
+    unlink,
+    write_file,
+    write_state,
+)
 from .journal import JOURNAL, RECORD, Entry, finish, ignore_hangups, stage, sync_folders, undo, write_journal
 from .lock import locked
 from .programs import run_child
@@ -70,7 +80,7 @@ class Commit(Checked):
         step("backup")
         folder = self.site.state(BACKUPS)
         with translated(folder):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self.site.make_private(folder)
         for sha, data in self.store.items():
             write_state(self.site.state(BACKUPS, sha), data)
         for entry in self.entries:
@@ -81,13 +91,8 @@ class Commit(Checked):
 
     def write(self) -> None:
         for folder in self.directories:
-            like = os.stat(os.path.dirname(folder))
             with translated(folder):
-                os.mkdir(folder)
-                os.chmod(folder, stat.S_IMODE(like.st_mode))
-                if like.st_uid != os.geteuid():
-                    os.chown(folder, like.st_uid, like.st_gid)
-                sync_directory(os.path.dirname(folder))
+                make_directory(folder)
         for entry in self.entries:
             step("write")
             if entry.after is not None:
@@ -98,7 +103,7 @@ class Commit(Checked):
         original = self._original(entry)
         if original and original["link"] and self._leads_to(entry, original["link"]):
             unlink(entry.new)
-            os.symlink(original["link"], entry.new)
+            symlink(original["link"], entry.new)
             return
         # A new file looks like the package's own; never executable, never with the time of another file.
         like = entry.meta or original or describe(os.path.join(self.site.package_dir, "__init__.py"))
@@ -136,7 +141,7 @@ class Commit(Checked):
                 if hash_of(entry.file) != entry.before:
                     raise _changed(entry)
                 if entry.after:
-                    os.rename(entry.new, entry.file)
+                    rename(entry.new, entry.file)
                 else:
                     unlink(entry.file)
         sync_folders(self.entries)
@@ -184,6 +189,6 @@ def _keep_old(entry: Entry) -> None:
     if link(entry.file, entry.old):
         return
     if entry.meta["link"]:
-        os.symlink(entry.meta["link"], entry.old)
+        symlink(entry.meta["link"], entry.old)
     else:
         write_file(entry.old, read(entry.file), entry.meta, entry.file)

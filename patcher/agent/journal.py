@@ -15,9 +15,11 @@ from .files import (
     NEW,
     OLD,
     hash_of,
+    make_directories,
     put_state,
     read,
     remove_empty,
+    rename,
     stage_state,
     sync_directory,
     unlink,
@@ -191,11 +193,11 @@ def _put_back(site: Site, entry: Entry) -> None:
     if entry.before is None:
         unlink(entry.file)
     elif os.path.lexists(entry.old):
-        os.rename(entry.old, entry.file)
+        rename(entry.old, entry.file)
     else:
-        os.makedirs(os.path.dirname(entry.file), exist_ok=True)
+        make_directories(os.path.dirname(entry.file))
         write_file(entry.new, site.backup(entry.before), entry.meta)
-        os.rename(entry.new, entry.file)
+        rename(entry.new, entry.file)
 
 
 def _hands_needed(site: Site, stuck: list[tuple[Entry, str]]) -> Refusal:

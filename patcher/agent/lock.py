@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from .failures import Refusal, os_refusal, translated
-from .files import read, remove_empty, sync_directory, unlink
+from .files import opened, read, remove_empty, sync_directory, unlink
 from .site import Site
 from .steps import step
 
@@ -69,11 +69,10 @@ def _acquire(site: Site, path: str) -> int:
     for _ in range(100):
         try:
             for folder in (os.path.dirname(site.state_dir), site.state_dir):
-                if not os.path.isdir(folder):
-                    os.mkdir(folder, 0o700)
-                    sync_directory(os.path.dirname(folder))
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except (FileNotFoundError, FileExistsError):
+                site.make_private(folder)
+            with opened(site.state_dir) as directory:
+                handle = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        except FileNotFoundError:
             continue  # another run made or removed the directory just now
         except OSError as error:
             raise os_refusal(error, path) from error

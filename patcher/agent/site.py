@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import stat
 import sys
 from typing import Any
 
 from .failures import Refusal
-from .files import read, sha256
+from .files import opened, read, sha256, sync_directory
 
 STATE_DIRECTORY = ".ddtree-patch"
 
@@ -51,13 +53,14 @@ class Site:
                               sys.prefix, "give the environment that serves: --venv")
             self.root = os.path.dirname(os.path.abspath(next(iter(spec.submodule_search_locations))))
         self.package_dir = os.path.realpath(os.path.join(self.root, package))
-        self.dist_info, headers = self._metadata(places)
+        found, headers = self._metadata(places)
+        self.dist_info = os.path.join(os.path.realpath(os.path.dirname(found)), os.path.basename(found))
         self.version = headers["version"]
         self.requires = headers.get("requires-python", "")
         self.editable = os.path.realpath(os.path.dirname(self.dist_info)) != os.path.realpath(self.root)
         record = os.path.join(self.dist_info, "RECORD")
         self.record = record if not self.editable and os.path.isfile(record) else None
-        self.state_dir = os.path.join(prefix, STATE_DIRECTORY, package)
+        self.state_dir = os.path.join(os.path.realpath(prefix), STATE_DIRECTORY, package)
 
     def _metadata(self, places: list[str]) -> tuple[str, dict[str, str]]:
         """The metadata directory of the package and its headers (names in lower case)."""
@@ -122,13 +125,8 @@ class Site:
         data = read(self.state(name))
         if data is None:
             return None
-        owners = {os.geteuid(), 0, os.stat(self.package_dir).st_uid}
         for path in (self.state_dir, self.state(name)):
-            info = os.stat(path)
-            if info.st_uid not in owners or info.st_mode & 0o022:
-                raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it",
-                              path,
-                              f"look into it; if it is yours: chown -R {os.geteuid()} and chmod -R go-rwx it")
+            self.must_be_private(path)
         try:
             value = json.loads(data)
             if not _has(value, SHAPES.get(name, {})):
@@ -137,6 +135,22 @@ class Site:
             raise Refusal("Conflict", f"this file is damaged: {error}", self.state(name),
                           f"restore it; or reinstall {self.package} and remove {self.state_dir}") from error
         return value
+
+    def must_be_private(self, path: str) -> None:
+        """Raises Refusal where somebody else may have written a state file or directory, or a link leads to it."""
+        info = os.lstat(path)
+        owners = {os.geteuid(), 0, os.stat(self.package_dir).st_uid}
+        if info.st_uid not in owners or info.st_mode & 0o022 or stat.S_ISLNK(info.st_mode):
+            raise Refusal("Conflict", "the state of an earlier run is not private: others may have written it", path,
+                          f"look into it; if it is yours: chown -R {os.geteuid()} and chmod -R go-rwx it")
+
+    def make_private(self, folder: str) -> None:
+        """Make a directory of the state, for this account alone. Raises OSError, and Refusal if another's is there."""
+        above, name = os.path.split(folder)
+        with contextlib.suppress(FileExistsError), opened(above) as handle:
+            os.mkdir(name, 0o700, dir_fd=handle)
+            sync_directory(above)
+        self.must_be_private(folder)
 
     def backup(self, sha: str) -> bytes:
         """The bytes kept under their hash. A damaged or missing backup is a Refusal."""
