@@ -64,6 +64,8 @@ def bad_answer(why: str, host: str) -> BadAnswer:
 def _about_files(request: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
     """In what the files of an inspection contradict the request, the receipt or themselves."""
     files, receipt = reply["files"], reply["receipt"]
+    if not request.get("site_packages") and reply["interpreter"] is None:
+        return "interpreter is missing"
     if (receipt is None) != (reply["receipt_state"] == "none"):
         return "receipt and receipt_state contradict each other"
     for path in (*request.get("paths", ()), *(receipt["files"] if receipt else ())):

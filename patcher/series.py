@@ -19,6 +19,7 @@ from patcher import udiff, udiff_parse
 from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
 from patcher.series_model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
 from patcher.shipped import shipped
+from patcher.udiff_names import nested
 
 ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
 ABSENT = "absent"
@@ -182,6 +183,8 @@ def _check_paths(series: Series, where: str) -> None:
     for path in sorted(touched):
         if not path.startswith(f"{series.package}/"):
             raise _problem(f"a patch touches {path}, which is not in the installed {series.package}/", where)
+    if nested(touched):
+        raise _problem(f"{nested(touched)} cannot be a file and a directory", where)
     if touched != set(series.files):
         odd = ", ".join(sorted(touched ^ set(series.files)))
         raise _problem(f"the files that patches touch and those that are listed differ: {odd}", where)

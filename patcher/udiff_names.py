@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from patcher.errors import SeriesProblem
 
@@ -39,6 +40,12 @@ def git_names(line: str, source: str, number: int) -> tuple[str | None, str | No
         # Names may hold spaces; both are the same but for prefixes of one length, so the middle is the border.
         old, new = rest[: len(rest) // 2], rest[len(rest) // 2 + 1 :]
     return _pair(_unquote(old, source, number), _unquote(new, source, number), source, number)
+
+
+def nested(paths: Collection[str]) -> str:
+    """A path that is a file and has another one below it; empty if there is none."""
+    above = (path.split("/")[:count] for path in paths for count in range(1, path.count("/") + 1))
+    return next((path for path in map("/".join, above) if path in paths), "")
 
 
 def quote(path: str) -> str:

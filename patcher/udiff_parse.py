@@ -17,7 +17,7 @@ from unidiff.errors import UnidiffParseError
 
 from patcher.errors import SeriesProblem
 from patcher.udiff import NO_NEWLINE, FilePatch, Hunk, split_lines
-from patcher.udiff_names import file_name, git_names
+from patcher.udiff_names import file_name, git_names, nested
 
 FOOTER = "-- "
 HUNK_START = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
@@ -61,6 +61,8 @@ def parse(raw: bytes, source: str) -> tuple[FilePatch, ...]:
         if parsed.path in seen:
             raise _problem(source, file.diff_line_no, f"{parsed.path} is changed twice in one patch")
         seen.add(parsed.path)
+    if nested(seen):
+        raise _problem(source, len(lines), f"{nested(seen)} cannot be a file and a directory")
     return files
 
 

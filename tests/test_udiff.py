@@ -146,6 +146,7 @@ def test_a_hunk_at_the_end_fits_only_there():
     (FIT.replace(b"-2,3", b"-0,3"), 3, "line 0"),
     (FIT + H, 8, "wrong order"),
     (FIT + FIT, 9, "twice"),
+    (FIT + FIT.replace(b"x.py", b"x.py/y.py"), 14, "a file and a directory"),
     (FIT[:-1], 7, "cut off"),
     (FIT[:-2], 7, "cut off"),
     (FIT.replace(b"\n", b"\r\n"), 1, "CRLF"),
