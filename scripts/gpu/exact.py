@@ -11,6 +11,7 @@ from scripts.gpu.fleet import Run
 
 SERVERS = ("plain", "tree", "tree-follow", "dflash", "tree-loose")
 PROMPT = tokens_of(b"import os\nimport ")  # many continuations: power against small biases
+TOKENS = 3
 CELLS = {
     "plain": {},
     "top_p 0.9": {"top_p": 0.9},
@@ -24,33 +25,37 @@ def run(run: Run) -> dict:
     samples = run.count(20_000, 400)
     tree = ("tree", "tree-follow")
     steps = {
-        f"T {t}, {cell}": lambda t=t, cell=cell: _cell(run.ports("plain", *tree), t, CELLS[cell], cell, samples)
+        f"T {t}, {name}": lambda t=t, name=name: cell(run.ports("plain", *tree), t, CELLS[name], name, samples)
         for t in (0.6, 1.0)
-        for cell in CELLS
+        for name in CELLS
     }
     both = {f"T {t}, mixed with greedy": lambda t=t: _mixed(run.ports("plain", *tree), t, samples) for t in (0.6, 1.0)}
     others = {
-        "T 1.0, chain and loose": lambda: _cell(run.ports("plain", "dflash", "tree-loose"), 1.0, {}, "plain", samples)
+        "T 1.0, chain and loose": lambda: cell(run.ports("plain", "dflash", "tree-loose"), 1.0, {}, "plain", samples)
     }
     cold = list(steps.items())[:5]
     order = dict(cold) | {"T 0.6, mixed with greedy": both.pop("T 0.6, mixed with greedy")} | others | steps | both
     return run.steps("exact", {"servers": {name: CATALOGUE[name].args for name in SERVERS}}, order)
 
 
-def _cell(servers: dict, temperature: float, params: dict, cell: str, samples: int) -> list[dict]:
-    asked = {"temperature": temperature, "max_new_tokens": 3, "ignore_eos": True} | params
+def cell(servers: dict, temperature: float, params: dict, name: str, samples: int) -> list[dict]:
+    """Samples of all servers, a row for each but the first, which it is compared with.
+
+    servers: {name: ports}. params: sampling parameters besides the temperature, which `name` is a name for.
+    """
+    asked = {"temperature": temperature, "max_new_tokens": TOKENS, "ignore_eos": True} | params
     texts = on_all(servers, lambda ports: sample_many(ports, PROMPT, asked, samples))
+    first, *others = servers
     return [
-        {"server": name, "against": "plain", "T": temperature, "cell": cell, "n": samples}
-        | two_sample(texts[name], texts["plain"])
-        for name in servers
-        if name != "plain"
+        {"server": other, "against": first, "T": temperature, "cell": name, "n": samples}
+        | two_sample(texts[other], texts[first])
+        for other in others
     ]
 
 
 def _mixed(servers: dict, temperature: float, samples: int) -> list[dict]:
     """Every second request of a batch is greedy: the sampled ones (`samples`) stay exact, the greedy ones greedy."""
-    sampled = {"temperature": temperature, "max_new_tokens": 3, "ignore_eos": True}
+    sampled = {"temperature": temperature, "max_new_tokens": TOKENS, "ignore_eos": True}
     mixed = [sampled, sampled | {"temperature": 0}] * 128
     texts = on_all(servers, lambda ports: sample_many(ports, PROMPT, mixed, samples * 2))
     greedy = {name: set(texts[name][1::2]) for name in servers}
@@ -71,7 +76,10 @@ def _mixed(servers: dict, temperature: float, samples: int) -> list[dict]:
 
 
 def two_sample(one: list, other: list) -> dict:
-    """Chi-square of homogeneity over the categories; those expected fewer than 5 times in a sample are pooled."""
+    """Chi-square of homogeneity over the categories; those expected fewer than 5 times in a sample are pooled.
+
+    "furthest": the five categories that contribute most, each with its counts in `one` and in `other`.
+    """
     a, b = collections.Counter(one), collections.Counter(other)
     share = min(len(one), len(other)) / (len(one) + len(other))
     kept = [key for key in a | b if (a[key] + b[key]) * share >= 5]
@@ -80,12 +88,14 @@ def two_sample(one: list, other: list) -> dict:
     if rest.sum() * share >= 5:
         table = np.hstack([table, rest])
     if table.shape[1] < 2:
-        return {"categories": int(table.shape[1]), "chi2": 0.0, "p": 1.0, "total_variation": 0.0}
+        return {"categories": int(table.shape[1]), "chi2": 0.0, "p": 1.0, "total_variation": 0.0, "furthest": []}
     chi2, p, _, _ = stats.chi2_contingency(table, correction=False)
+    apart = sorted(kept, key=lambda key: -((a[key] - b[key]) ** 2) / (a[key] + b[key]))[:5]
     shares = table / table.sum(1, keepdims=True)
     return {
         "categories": int(table.shape[1]),
         "chi2": float(chi2),
         "p": float(p),
         "total_variation": float(abs(shares[0] - shares[1]).sum() / 2),
+        "furthest": [[key, a[key], b[key]] for key in apart],
     }

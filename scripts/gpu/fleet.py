@@ -29,6 +29,7 @@ SMALL = [
     *("--mem-fraction-static", "0.5", "--context-length", "2048", "--max-total-tokens", "65536"),
     *("--max-running-requests", str(REQUESTS), "--cuda-graph-max-bs", str(REQUESTS), "--sleep-on-idle"),
 ]
+FLOAT32 = ["--dtype", "float32"]
 # A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
 ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.5"]
 SMALL_ON_CPU = ["--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"]
@@ -50,12 +51,17 @@ class Wanted:
 
 SERVERS = {
     "plain": Wanted("stock", []),
+    "plain-narrow": Wanted("stock", ["--max-running-requests", "16", "--cuda-graph-max-bs", "16"]),  # other shapes
     "dflash-stock": Wanted("stock", DFLASH),
     "dflash": Wanted("patched", DFLASH),
     "chain": Wanted("patched", tree(7, 1)),  # the pair's block is 8
     "tree": Wanted("patched", tree(32, 8)),
     "tree-follow": Wanted("follow", tree(32, 8)),
     "tree-loose": Wanted("patched", [*tree(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
+    # With CUDA graphs the draft's input keeps its type; SGLang casts it to bfloat16 only without.
+    "plain32": Wanted("stock", FLOAT32),
+    "tree32": Wanted("patched", [*tree(32, 8), *FLOAT32]),
+    "tree-follow32": Wanted("follow", [*tree(32, 8), *FLOAT32]),
     "b15k4": Wanted("patched", tree(15, 4)),
     "b63k8": Wanted("patched", tree(63, 8)),
 }
@@ -132,6 +138,12 @@ class Run:
         if missing:
             raise RuntimeError(f"servers that did not start: {', '.join(missing)}")
         return {name: [server.port for server in self.servers[name]] for name in names}
+
+    def of(self, names: Iterable[str]) -> dict[str, GpuServer]:
+        """The first server of each name, by what follows the name's first hyphen; raises as `ports`."""
+        names = list(names)
+        self.ports(*names)
+        return {name.partition("-")[2]: self.servers[name][0] for name in names}
 
     def stop(self, name: str) -> None:
         for server in self.servers.pop(name, []):

@@ -49,20 +49,19 @@ COMPLAINTS = (
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}  # a leak ends the server
 
 
-def run(run: Run) -> dict:
-    names = list(SHAPES)[: run.count(len(SHAPES), 2)]
-    servers = {}
-    for name in names:
+def launch(run: Run) -> None:
+    for name in list(SHAPES)[: run.count(len(SHAPES), 2)]:
         venv, args = SHAPES[name]
-        servers[name] = run.start(f"long-{name}", run.python(venv), PAIR / "target", [*LIMITS, *args], STRICT)
-    for server in servers.values():
-        server.wait_ready(420)
+        run.start(f"long-{name}", run.python(venv), PAIR / "target", [*LIMITS, *args], STRICT)
+
+
+def run(run: Run) -> dict:
+    servers = run.of(f"long-{name}" for name in list(SHAPES)[: run.count(len(SHAPES), 2)])
     plain = run.ports("plain")["plain"][0]
     asked = prompts(run.count(24, 6), 160)
     half = len(asked) // 2
     texts = [
-        a["output_ids"]
-        for a in ask([plain], asked, {"temperature": 0, "max_new_tokens": 240, "ignore_eos": True}, 8)
+        a["output_ids"] for a in ask([plain], asked, {"temperature": 0, "max_new_tokens": 240, "ignore_eos": True}, 8)
     ]
     found = {
         "servers": {name: server.command()[1:] for name, server in servers.items()},
@@ -133,8 +132,8 @@ def _load(run: Run, servers: dict[str, GpuServer], plain: int, asked: list, text
             texts=texts,
             widths=WIDTHS[: run.count(len(WIDTHS), 4)],
             hold=run.count(30, 80) / 10,
-            request_steps=run.count(30_000, 300),
-            deadline=run.count(150, 240),
+            request_steps=run.count(50_000, 300),  # beyond reach: the deadline ends it
+            deadline=run.count(165, 240),
             seed=number,
         )
         for number, (name, server) in enumerate(servers.items())

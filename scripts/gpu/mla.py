@@ -6,14 +6,13 @@ all steps; sampled texts against plain decoding by both ways to decide; a prompt
 
 import statistics
 import subprocess
-from pathlib import Path
 
 from scripts.gpu.asking import ask, on_all, prompts, sample_many, tokens_of
 from scripts.gpu.exact import two_sample
 from scripts.gpu.fleet import ROOT, Run
 from scripts.gpu.greedy import differences
 from scripts.gpu.long_run import complaints
-from scripts.gpu.server import GpuServer, generate
+from scripts.gpu.server import generate
 
 LIMITS = [
     *("--mem-fraction-static", "0.3", "--context-length", "2048", "--max-total-tokens", "32768"),
@@ -22,13 +21,26 @@ LIMITS = [
 PROMPT = tokens_of(b"import os\nimport ")
 NEAR_TIE = 0.3  # nats, what rounding may flip: logits of 16 to 32 are multiples of 0.125 in bfloat16
 LEAST_P = 0.001
+TREE = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "32", "--speculative-ddtree-topk", "8"]
+
+SERVERS_OF_ITS_OWN = {
+    "plain": ("stock", []),
+    "dflash-stock": ("stock", ["--speculative-algorithm", "DFLASH"]),
+    "tree": ("patched", TREE),
+    "tree-follow": ("follow", TREE),
+}
+
+
+def launch(run: Run) -> None:
+    pair = run.args.work.absolute() / "mla-pair"
+    subprocess.run([run.python("patched"), "-m", "scripts.gpu.make_mla_pair", pair], cwd=ROOT, check=True, timeout=120)
+    draft = ["--speculative-draft-model-path", str(pair / "draft")]
+    for name, (venv, args) in SERVERS_OF_ITS_OWN.items():
+        run.start(f"mla-{name}", run.python(venv), pair / "target", [*LIMITS, *args, *(draft if args else [])])
 
 
 def run(run: Run) -> dict:
-    pair = run.args.work.absolute() / "mla-pair"
-    python = run.python("patched")
-    subprocess.run([python, "-m", "scripts.gpu.make_mla_pair", pair], cwd=ROOT, check=True, timeout=120)
-    servers = _start(run, pair)
+    servers = run.of(f"mla-{name}" for name in SERVERS_OF_ITS_OWN)
     asked = prompts(run.count(100, 4), 160)
     found = {
         "servers": {name: server.command()[1:] for name, server in servers.items()},
@@ -37,31 +49,13 @@ def run(run: Run) -> dict:
     ports = {name: [server.port] for name, server in servers.items()}
     steps = {
         "margins": lambda: _margins(ports["plain"][0], asked[: run.count(24, 2)], run.count(96, 24)),
-        "greedy": lambda: _greedy(ports, asked, run.count(96, 24)),
         "cached": lambda: _cached(ports, asked[: run.count(24, 2)]),
         "diverse": lambda: _diverse(ports),
         "exact": lambda: _exact(ports, run.count(20_000, 100), run.count(128, 25)),
+        "greedy": lambda: _greedy(ports, asked, run.count(96, 24)),
         "logs": lambda: {name: complaints(server.log) for name, server in servers.items()},
     }
     return run.steps("mla", found, steps)
-
-
-def _start(run: Run, pair: Path) -> dict[str, GpuServer]:
-    draft = ["--speculative-draft-model-path", str(pair / "draft")]
-    tree = ["--speculative-ddtree-budget", "32", "--speculative-ddtree-topk", "8", *draft]
-    wanted = {
-        "plain": ("stock", []),
-        "dflash-stock": ("stock", ["--speculative-algorithm", "DFLASH", *draft]),
-        "tree": ("patched", ["--speculative-algorithm", "DDTREE", *tree]),
-        "tree-follow": ("follow", ["--speculative-algorithm", "DDTREE", *tree]),
-    }
-    servers = {
-        name: run.start(f"mla-{name}", run.python(venv), pair / "target", [*LIMITS, *args])
-        for name, (venv, args) in wanted.items()
-    }
-    for server in servers.values():
-        server.wait_ready(420)
-    return servers
 
 
 def _margins(plain_port: int, asked: list[list[int]], tokens: int) -> dict:
@@ -81,7 +75,7 @@ def _margins(plain_port: int, asked: list[list[int]], tokens: int) -> dict:
 def _greedy(ports: dict[str, list[int]], asked: list[list[int]], tokens: int) -> list[dict]:
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     rows = []
-    for batch in (1, 4, 16):
+    for batch in (16, 4, 1):  # the quickest first
         answers = on_all(ports, lambda p, b=batch: ask(p, asked, params, b))
         texts = {name: [a["output_ids"] for a in found] for name, found in answers.items()}
         for name in ports:

@@ -134,6 +134,17 @@ class Pair:
         return net.norm(x, "norm")[:, 1:] @ self.head.T
 
 
+@torch.inference_mode()
+def causal_logits(net: Stack, ids: list[int]) -> torch.Tensor:
+    """The target's logits after the last of `ids`: float32 [V]."""
+    x = net.weight("embed_tokens")[torch.tensor(ids, device=net.device)][None]
+    positions = torch.arange(len(ids), device=net.device)[None]
+    sees = torch.ones((len(ids), len(ids)), dtype=torch.bool, device=net.device).tril()[None, None]
+    for i in range(net.config["num_hidden_layers"]):
+        x = net.layer(i, x, positions, lambda q, k, v: _attention(q, k, v, sees))
+    return net.norm(x[0, -1], "norm") @ net.weights["lm_head.weight"].T
+
+
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """[B, T, heads, width] from keys and values [B, S, kv heads, width]; the mask broadcasts to [B, heads, T, S]."""
     out = functional.scaled_dot_product_attention(

@@ -15,10 +15,12 @@ from pathlib import Path
 from scripts.gpu.fleet import Run
 
 # Each is a module with `run(run: Run) -> dict`, which runs the experiment and returns its result; what it needs of
-# fleet.SERVERS is in its SERVERS, and runs before it is called; one with MEANWHILE runs while those start.
+# fleet.SERVERS is in its SERVERS, servers of its own are started by its `launch(run)`; all of them are ready, or given
+# up, before it is called. One with MEANWHILE runs while they start.
 EXPERIMENTS = {
     "op": "scripts.gpu.op",
     "exact": "scripts.gpu.exact",
+    "cuts": "scripts.gpu.cuts",
     "texts": "scripts.gpu.texts",
     "greedy": "scripts.gpu.greedy",
     "acceptance": "scripts.gpu.acceptance",
@@ -49,6 +51,9 @@ def main() -> int:
     run = Run(args)
     try:
         run.launch_pair(server for module in modules.values() for server in getattr(module, "SERVERS", ()))
+        for module in modules.values():
+            if hasattr(module, "launch"):
+                module.launch(run)
         waited = False
         for name, module in sorted(modules.items(), key=lambda item: not getattr(item[1], "MEANWHILE", False)):
             if not waited and not getattr(module, "MEANWHILE", False):

@@ -39,7 +39,7 @@ def run(run: Run) -> dict:
             for name, found in zip(others, compared, strict=True)
         ]
 
-    return run.steps("texts", found, {f"T {t}": lambda t=t: measure(t) for t in (0.6, 1.0)})
+    return run.steps("texts", found, {f"T {t}": lambda t=t: measure(t) for t in (1.0, 0.6)})
 
 
 def compare(one: list[tuple], other: list[tuple]) -> dict:

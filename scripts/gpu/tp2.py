@@ -2,7 +2,8 @@
 
 Both ranks of two servers (one decides by the op, the other by sample-and-follow and without SGLang's own all-reduce)
 write a digest of what they are about to commit, see trace_paths.py. The load is mixed: greedy and sampled requests,
-alone and in batches, coming and going. Then greedy texts and sampled ones against plain decoding on one GPU.
+alone and in batches, coming and going. Then sampled texts and greedy ones against plain decoding on one GPU, and a
+rank that is made to commit another token, which the comparison has to notice.
 """
 
 import random
@@ -33,22 +34,30 @@ SAMPLING = (
 LEAST_P = 0.001
 
 
-def run(run: Run) -> dict:
-    servers: dict[str, GpuServer] = {}
-    folders: dict[int, Path] = {}  # of the traces, by port
-    for name, venv, more in (
-        ("tp2-tree", "patched", []),
-        ("tp2-tree-follow", "follow", ["--disable-custom-all-reduce"]),
-    ):
-        folder = run.args.work.absolute() / f"{name}-trace"
+OWN = {  # server: environment, arguments
+    "tp2-tree": ("patched", []),
+    "tp2-tree-follow": ("follow", ["--disable-custom-all-reduce"]),
+}
+
+
+def launch(run: Run) -> None:
+    for name, (venv, more) in OWN.items():
+        folder = _traces(run, name)
         folder.mkdir(exist_ok=True)
         python = _traced(run.python(venv).parents[1], run.args.work.absolute() / f"{name}-venv")
         env = ENVIRONMENT | {"DDTREE_TRACE_DIR": str(folder)} | (ON_CPU if run.rehearsal else {})
         args = [*run.small, *tree(32, 8), "--tp-size", "2", *more]
-        servers[name] = run.start(name, python, PAIR / "target", args, env)
-        folders[servers[name].port] = folder
-    for server in servers.values():
-        server.wait_ready(420)
+        run.start(name, python, PAIR / "target", args, env)
+
+
+def _traces(run: Run, name: str) -> Path:
+    return run.args.work.absolute() / f"{name}-trace"
+
+
+def run(run: Run) -> dict:
+    run.ports(*OWN)  # that they run
+    servers = {name: run.servers[name][0] for name in OWN}
+    folders = {server.port: _traces(run, name) for name, server in servers.items()}
     asked = prompts(run.count(64, 4))
     found = {
         "servers": {name: server.command()[1:] for name, server in servers.items()},
@@ -59,9 +68,13 @@ def run(run: Run) -> dict:
             {name: [server.port] for name, server in servers.items()},
             lambda ports: _paths(run, ports[0], folders[ports[0]], asked, run.count(STEPS, 60)),
         ),
-        "greedy": lambda: _greedy(run, servers, asked),
         "exact": lambda: _exact(run, servers),
+        "greedy": lambda: _greedy(run, servers, asked),
         "paths, all": lambda: {name: _compare(folders[server.port]) for name, server in servers.items()},
+        # Last: afterwards the ranks of a server have other texts, and it is of no use any more.
+        "a rank that commits another token": lambda: [
+            _control(name, server.port, folders[server.port], asked[0]) for name, server in servers.items()
+        ],
     }
     return run.steps("tp2", found, steps)
 
@@ -120,16 +133,26 @@ def _compare(folder: Path) -> dict:
     }
 
 
+def _control(name: str, port: int, folder: Path, prompt: list[int]) -> dict:
+    """Is a difference between the ranks noticed? One of them is told to commit another token."""
+    before = len(_lines(folder, 0))
+    (folder / "ALTER").touch()
+    generate(port, [prompt], {"temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True}, timeout=60)
+    one, other = (_lines(folder, rank)[before:] for rank in (0, 1))
+    differing = sum(a != b for a, b in zip(one, other, strict=False))
+    return {"server": name, "steps": len(one), "differing": differing, "passed": differing == len(one) > 0}
+
+
 def _greedy(run: Run, servers: dict[str, GpuServer], asked: list[list[int]]) -> list[dict]:
     """Against plain decoding on one GPU; the tree on one GPU against it is the yardstick."""
     ports = run.ports("plain", "tree") | {name: [server.port] for name, server in servers.items()}
     params = {"temperature": 0, "max_new_tokens": run.count(128, 16), "ignore_eos": True}
     rows = []
-    for batch in (1, 8):
-        texts = on_all(ports, lambda p, b=batch: [a["output_ids"] for a in ask(p, asked, params, b)])
+    for batch, some in ((8, asked), (1, asked[:24])):  # one after the other takes long
+        texts = on_all(ports, lambda p, b=batch, q=some: [a["output_ids"] for a in ask(p, q, params, b)])
         for one, other in (("tree", "plain"), *((n, o) for n in servers for o in ("plain", "tree"))):
-            row = {"server": one, "against": other, "batch": batch, "prompts": len(asked)}
-            row |= differences(ports["plain"][0], asked, texts[one], texts[other])
+            row = {"server": one, "against": other, "batch": batch, "prompts": len(some)}
+            row |= differences(ports["plain"][0], some, texts[one], texts[other])
             rows.append(row | {"passed": all(p["margin"] < NEAR_TIE for p in row["parted"])})
     return rows
 
@@ -138,7 +161,8 @@ def _exact(run: Run, servers: dict[str, GpuServer]) -> list[dict]:
     samples = run.count(20_000, 200)
     ports = run.ports("plain") | {name: [server.port] for name, server in servers.items()}
     rows = []
-    for cell, more in (("T 1.0", {"temperature": 1.0}), ("T 0.6, top_p 0.9", {"temperature": 0.6, "top_p": 0.9})):
+    # A min-p that no token is near: see rounding.py.
+    for cell, more in (("T 1.0", {"temperature": 1.0}), ("T 0.6, min_p 0.15", {"temperature": 0.6, "min_p": 0.15})):
         params = {"max_new_tokens": 3, "ignore_eos": True} | more
         texts = on_all(ports, lambda p, q=params: sample_many(p, PROMPT, q, samples, batch=run.count(256, 50)))
         for name in servers:

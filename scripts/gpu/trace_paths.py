@@ -2,7 +2,8 @@
 
 tp2.py copies it there as a module that a .pth file imports at interpreter start. With DDTREE_TRACE_DIR set, each rank
 writes rank<N>.txt in it: "<requests> <digest of the trees> <digest of path, accepted, bonus>" a committed step. The
-digests are of bytes as they lie on that rank's device, before anything is exchanged.
+digests are of bytes as they lie on that rank's device, before anything is exchanged. Where that folder has a file
+ALTER, rank 1 commits another bonus token than it decided: what a comparison must notice.
 """
 
 import hashlib
@@ -30,10 +31,15 @@ def _trace(module) -> None:
 
     def traced(self, *args, **kwargs):
         decision = next(a for a in (*args, *kwargs.values()) if isinstance(a, module.Decision))
+        rank, folder = get_tensor_model_parallel_rank(), os.environ["DDTREE_TRACE_DIR"]
         if not lines:
-            rank = get_tensor_model_parallel_rank()
-            path = os.path.join(os.environ["DDTREE_TRACE_DIR"], f"rank{rank}.txt")
+            path = os.path.join(folder, f"rank{rank}.txt")
             lines.append(open(path, "w", buffering=1))  # noqa: SIM115 - as long as the process lives
+        if rank == 1 and os.path.exists(os.path.join(folder, "ALTER")):
+            altered = decision._replace(bonus=decision.bonus ^ 1)
+            args = tuple(altered if a is decision else a for a in args)
+            kwargs = {name: altered if a is decision else a for name, a in kwargs.items()}
+            decision = altered
         decided = _digest(decision.path, decision.accept_len, decision.bonus)
         lines[0].write(f"{decision.path.shape[0]} {_digest(self.tree.tokens)} {decided}\n")
         return commit(self, *args, **kwargs)

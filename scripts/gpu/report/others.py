@@ -12,7 +12,7 @@ TITLES = {
 
 # Steps without which an experiment is not complete.
 STEPS = {
-    "tp2": ("paths", "greedy", "exact"),
+    "tp2": ("paths", "greedy", "exact", "a rank that commits another token"),
     "mla": ("greedy", "cached", "diverse", "exact"),
     "long": ("cold and warm", "load", "cold and warm, after"),
     "tool": ("apply", "verify", "smoke-test", "status", "revert", "files"),

@@ -163,3 +163,37 @@ def texts(document: dict) -> Section:
     )
     section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
     return section
+
+
+def cuts(document: dict) -> Section:
+    section = Section("3c. Cuts that rounding decides", [measured_on(document), ""])
+    rows = [
+        {"type": name.split(",")[0]} | row
+        for name, found in document["result"].items() if isinstance(found, list) for row in found
+    ]  # fmt: skip
+    decided = [row for row in rows if row["type"] == "float32" or row["cell"] == "min_p 0.15"]
+    least = LEAST_P / max(len(decided), 1)
+    section.lines += [
+        "T 0.6. Samples of servers in float32, and in bfloat16 at a cut that no token is near, must not differ: "
+        f"p > {least:.1e} (0.001, Bonferroni). In bfloat16 with min_p 0.05 the token `m` after `i` is within a step of "
+        "the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. Texts with "
+        "the largest differences: counts on both sides.",
+        "",
+    ]
+    shown = []
+    for row in rows:
+        judged = row in decided
+        furthest = "; ".join(
+            f"{''.join(chr(i - 4) for i in text if i >= 4)!r} {one} and {other}"
+            for text, one, other in row["furthest"][:3]
+        )
+        shown.append((row["type"], row["cell"], row["server"], row["against"], row["n"], f"{row['chi2']:.0f}",
+                      f"{row['p']:.2g}", furthest, verdict(row["p"] > least) if judged else "shown"))  # fmt: skip
+        if judged:
+            section.rows.append((
+                f"sampling, {row['type']}, {row['cell']}: {row['server']}", f"{row['n']:,}", f"p > {least:.1e}",
+                f"{row['p']:.2g}", row["p"] > least,
+            ))  # fmt: skip
+    section.lines += table(("type", "cell", "server", "against", "n", "chi2", "p", "furthest apart", ""), shown)
+    section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
+    return section

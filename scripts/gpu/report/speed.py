@@ -1,6 +1,7 @@
 """Sections on what it brings and costs: the chain, acceptance, the cost of a step."""
 
 import math
+import statistics
 
 from scripts.gpu.report import plots
 from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
@@ -9,6 +10,7 @@ GOAL = 1.25  # tree / chain at budget 32, at every temperature
 TEMPERATURES = (0.0, 0.6, 1.0)
 BUDGETS, TOPKS = (7, 15, 31, 63), (1, 2, 4, 8)
 SERVER_POINTS = {"chain": (7, 1), "b15k4": (15, 4), "tree": (32, 8), "b63k8": (63, 8)}
+SPREAD = 0.03  # the smallest difference that a goal is about
 ALONE, COMBINED = 1.03, 1.05  # a sampled step over the greedy step: T alone, and with top-k, top-p or min-p
 
 
@@ -208,6 +210,13 @@ def cost(document: dict) -> Section:
                 cells.append(f"{row['step_ms']:.2f} ({_over_greedy(steps[name], batch, mode):.3f})" if row else "")
             shown.append((batch, mode, *cells, sum(s[batch, mode]["n"] for s in steps.values() if (batch, mode) in s)))
         section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
+    for name in servers:
+        apart = [max(row["rounds_ms"]) / min(row["rounds_ms"]) - 1 for row in steps[name].values()]
+        section.rows.append((
+            f"alone on its GPU: {name}", f"{len(apart)} modes and batch sizes",
+            f"median spread of a mode's rounds <= {SPREAD:.0%}, or no time here is a verdict",
+            f"median {statistics.median(apart):.1%}, at most {max(apart):.1%}", statistics.median(apart) <= SPREAD,
+        ))  # fmt: skip
     for name in ("ddtree", "dflash"):
         found = steps.get(name, {})
         for mode in dict.fromkeys(mode for _, mode in found if mode.startswith("T=1")):
