@@ -162,7 +162,7 @@ class SglangClient:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise self._broke(path, f"the answer is not JSON: {body[:80]!r}") from error
+            raise self._broke(path, f"the answer is not JSON: {self._without_key(repr(body[:80]))}") from error
 
     def _request(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> bytes:
         where = f"{method} {self.where}{path}"
@@ -199,8 +199,12 @@ class SglangClient:
         if len(data) > ANSWER_LIMIT:
             raise self._broke(path, f"the answer has more than {ANSWER_LIMIT >> 20} MiB")
         if response.status != 200:
-            raise HttpStatus(response.status, data.decode("utf-8", "replace"), where=where)
+            raise HttpStatus(response.status, self._without_key(data.decode("utf-8", "replace")), where=where)
         return data
+
+    def _without_key(self, text: str) -> str:
+        """What the server says, which may repeat the key that it was sent."""
+        return text.replace(self._api_key, "***") if self._api_key else text
 
     def _broke(self, path: str, why: str) -> ServerBroke:
         return ServerBroke(why, where=f"{self.where}{path}", next_step="see the server's log")

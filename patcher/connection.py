@@ -7,8 +7,10 @@ feeds standard input, drains both output streams at once and gives bytes back.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 from abc import ABC, abstractmethod
@@ -137,7 +139,8 @@ class LocalConnection(Connection):
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(126 if isinstance(error, PermissionError) else 127, b"", f"{argv[0]}: {error}".encode())
         streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
-                          lambda: process.stderr.read1(CHUNK), on_stderr, process.kill)
+                          lambda: process.stderr.read1(CHUNK), on_stderr,
+                          lambda: os.killpg(process.pid, signal.SIGKILL))
         streams.start(input)
         try:
             process.wait(timeout)

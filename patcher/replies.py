@@ -31,7 +31,7 @@ _REPLIES = {
         "root": str, "version": str, "editable": bool, "state_dir": str, "package_dir": str, "files": each(_FILE),
         "interpreter": (None, _INTERPRETER), "receipt": (None, _RECEIPT), "receipt_state": str, "journal": bool,
         "lock": (None, _HOLDER), "missing_backups": [str], "free_bytes": COUNT, "recovered": str, "left": [str],
-        "writable": (None, {"path": str, "mount": str, "reason": str}),
+        "exposed": [str], "writable": (None, {"path": str, "mount": str, "reason": str}),
     },
     "commit": {"commit_time": TIME, "record": str, "read_back": each((SHA256, None))},
     "history": {"lines": [{"event": str, "time": TIME, "who": str}]},

@@ -133,7 +133,14 @@ def _print_host(host: HostResult, console: Console, many: bool) -> None:
 
 
 def _print_raw(diff: str, console: Console) -> None:
-    """A diff byte for byte, so that it can be piped into a file; it is the whole result."""
+    """A diff byte for byte, so that it can be piped into a file; it is the whole result.
+
+    On a terminal control characters are made visible: the old lines are the host's.
+    """
+    if console.is_terminal:
+        console.print(plain_text(diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), "",
+                                 console), soft_wrap=True, end="")
+        return
     data = diff.encode("utf-8", "surrogateescape")
     console.file.flush()
     binary = getattr(console.file, "buffer", None)

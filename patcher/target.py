@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from patcher.errors import Conflict, NoInstallation, UsageProblem
 from patcher.remote import ANY_PYTHON, call_agent
 
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+# In a log: SGLang prints all of its arguments when it starts, and frameworks print command lines and headers.
+_SECRET_TEXT = re.compile(r"""(?ix)
+    ( (?:--)? \b (?:admin[-_])? (?:api[-_]key | ssl[-_]keyfile[-_]password) ["']? \s* [=:\s] \s*
+    | \b authorization ["']? \s* [:=] \s* ["']? (?:bearer\s+)? | \b bearer \s+ )
+    ( '[^']*' | "[^"]*" | [^\s,;)'"]+ )""")
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,11 @@ def describe_process(process: Mapping[str, Any]) -> str:
     """One line for a reader, without the secrets that a command line may hold."""
     ports = ",".join(map(str, process["listening"])) or "none yet"
     return f"pid {process['pid']}, port {ports}: {' '.join(redacted(process['argv']))}"
+
+
+def without_secrets(text: str) -> str:
+    """A log's text with what looks like the value of a secret replaced."""
+    return _SECRET_TEXT.sub(lambda found: f"{found[1]}***", text)
 
 
 def redacted(argv: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from patcher.errors import SeriesProblem
 
 DEV_NULL = "/dev/null"
+LONGEST_NAME = 240  # bytes; file systems take 255, and a commit needs a few more for the names beside it
 # What git and people put in front: a/ b/ by default, the mnemonic pairs (index, work tree, commit, object), --no-index.
 PREFIX_PAIRS = {frozenset(pair) for pair in ("ab", "iw", "ci", "cw", "ow", "12")}
 PREFIXED = re.compile(r"[abciow12]/")
@@ -102,6 +103,8 @@ def _pair(old: str, new: str, source: str, line: int) -> tuple[str | None, str |
 
 def _must_be_safe(path: str, source: str, line: int) -> None:
     parts = path.split("/")
+    if any(len(part.encode()) > LONGEST_NAME for part in parts):
+        raise _problem("a name that is too long for a file", source, line)
     unsafe = not path or "\\" in path or any(part in ("", ".", "..", ".git") for part in parts)
     if unsafe or any(ord(char) < 32 or ord(char) == 127 for char in path):
         raise _problem(f"not a relative path of plain names: {path!r}", source, line)

@@ -54,6 +54,7 @@ def inspect(site: Site, request: dict) -> dict:
         "receipt": receipt, "receipt_state": receipt_state(site, receipt),
         "journal": os.path.exists(site.state(JOURNAL)), "lock": holder or lock_holder(site),
         "missing_backups": sorted(sha for sha in needed_backups(receipt) if not _is_whole(site, sha)),
+        "exposed": _exposed(site, paths),
         "free_bytes": _free_bytes(site.package_dir),
         "writable": problem and {"path": problem["path"], "mount": problem["mount"],
                                  "reason": os.strerror(problem["errno"])},
@@ -79,6 +80,18 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
 
 def _is_whole(site: Site, sha: str) -> bool:
     return hash_of(site.state("backups", sha)) == sha
+
+
+def _exposed(site: Site, paths: list[str]) -> list[str]:
+    """Directories of the files, of the package and of the state in which any account may exchange what is there."""
+    folders = {site.root, os.path.dirname(os.path.dirname(site.state_dir))}
+    for path in paths:
+        folder = os.path.dirname(site.locate(path))
+        while site.holds(folder + os.sep):
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    modes = {folder: os.stat(folder).st_mode for folder in folders if os.path.isdir(folder)}
+    return sorted(folder for folder, mode in modes.items() if mode & stat.S_IWOTH and not mode & stat.S_ISVTX)
 
 
 def _free_bytes(path: str) -> int:

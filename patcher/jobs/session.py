@@ -8,7 +8,7 @@ from typing import Any
 from patcher.config import HostSettings
 from patcher.connection import Connection
 from patcher.errors import SeriesProblem, UsageProblem
-from patcher.result import HostResult
+from patcher.result import WARNING, HostResult
 from patcher.series import choose
 from patcher.series_model import Series
 from patcher.target import Target, find_target
@@ -34,6 +34,9 @@ class Session:
             self.target = find_target(self.connection, self.host, package_of(self.catalogue))
             self.inspect()
             step.detail = f"{self.target.package} {self.version} in {self.inspection['root']}"
+            if self.inspection["exposed"]:
+                step.state = WARNING
+                step.detail += f"; anyone on the host may write in {', '.join(self.inspection['exposed'])}"
             if self.inspection["recovered"] != "nothing":
                 step.detail += f"; a commit that was cut short before was {self.inspection['recovered']}"
         interpreter = self.inspection["interpreter"] or {"version": None, "prefix": None}

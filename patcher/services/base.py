@@ -18,7 +18,7 @@ from patcher.connection import Completed, Connection
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.services.answers import answer_of
 from patcher.services.flags import port_of
-from patcher.target import describe_process, redacted
+from patcher.target import describe_process, redacted, without_secrets
 
 HOST_SCRIPT = Path(__file__).with_name("host_script.py")
 COMMAND_TIMEOUT_S = 600.0
@@ -188,7 +188,7 @@ class Service(ABC):
             text = self.log_since(marker)
         except (NotReady, UsageProblem) as problem:  # it must not take the place of the error that it is for
             text = f"{UNREADABLE}{problem.what}]"
-        return "\n".join(text.split("\n")[-LAST_LINES - 1 :]).strip("\n")
+        return without_secrets("\n".join(text.split("\n")[-LAST_LINES - 1 :]).strip("\n"))
 
     def _log_path(self) -> str:
         if self.settings.log:
@@ -215,7 +215,7 @@ class Service(ABC):
 
     def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
         """The error for a command that failed."""
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+        said = without_secrets((done.stderr or done.stdout).decode("utf-8", "replace").strip())
         return NotReady(
             f"`{' '.join(argv)}` failed with exit code {done.rc}: {said[-500:] or 'it said nothing'}",
             where=self.host.name,

@@ -185,16 +185,21 @@ def remember(request):
     argv, cwd = command_line(pid), os.readlink(f"/proc/{pid}/cwd")
     if not is_alive(pid, ticks):
         return {"error": f"process {pid} ended while its command line was read"}
-    directory = os.path.dirname(request["env_file"])
-    os.makedirs(directory, exist_ok=True)
     temporary = request["env_file"] + ".new"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
-        os.fchmod(handle.fileno(), 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    with open(new_file(temporary), "wb") as handle:
         handle.write(environment)
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(temporary, request["env_file"])
     return {"argv": argv, "cwd": cwd, "uid": owner.st_uid, "gid": owner.st_gid, "umask": umask_of(pid)}
+
+
+def new_file(path):
+    """A descriptor of a new file that only its owner can read, in a directory that is made private where it is new."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND, 0o600)
 
 
 def umask_of(pid):
@@ -254,7 +259,7 @@ def wait_port_free(port, seconds):
     while listening_inodes(port):
         if time.monotonic() > deadline:
             holder = listener(port, set(), "self", all_processes())["process"]
-            who = f"process {holder['pid']}: {' '.join(holder['argv'][:3])}" if holder else "a process not seen"
+            who = f"process {holder['pid']}: {' '.join(holder['argv'][:2])}" if holder else "a process not seen"
             return {"error": f"port {port} is still held, by {who}"}
         time.sleep(POLL_S)
     return None
@@ -308,8 +313,7 @@ def start(request):
     environment = {name: value for name, _, value in pairs}
     argv, identity = request["argv"], {}
     owner = (request["uid"], request["gid"])
-    os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    log = new_file(request["log"])
     if os.geteuid() == 0 and owner[0] != 0:  # through sudo: the server goes on under the account that it had
         import pwd
 
@@ -339,8 +343,7 @@ def run(request):
     What it leaves running in the background has no stream of ours, so that it neither keeps us waiting nor fails at
     its next line of output once we are gone.
     """
-    os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    log = new_file(request["log"])
     try:
         process = subprocess.Popen(request["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                    start_new_session=True)
