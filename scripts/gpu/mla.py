@@ -75,16 +75,16 @@ def _margins(plain_port: int, asked: list[list[int]], tokens: int) -> dict:
 def _greedy(ports: dict[str, list[int]], asked: list[list[int]], tokens: int) -> list[dict]:
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     rows = []
-    for batch in (16, 4, 1):  # the quickest first
-        answers = on_all(ports, lambda p, b=batch: ask(p, asked, params, b))
+    for batch, some in ((16, asked), (4, asked), (1, asked[:24])):  # one after the other takes long
+        answers = on_all(ports, lambda p, b=batch, q=some: ask(p, q, params, b))
         texts = {name: [a["output_ids"] for a in found] for name, found in answers.items()}
         for name in ports:
             if name == "plain":
                 continue
-            parted = differences(ports["plain"][0], asked, texts[name], texts["plain"])
+            parted = differences(ports["plain"][0], some, texts[name], texts["plain"])
             steps = sum(a["meta_info"]["spec_verify_ct"] for a in answers[name])
-            row = {"server": name, "against": "plain", "batch": batch, "prompts": len(asked), "tokens": tokens}
-            row |= {"accept_length": (len(asked) * (tokens - 1)) / steps, **parted}
+            row = {"server": name, "against": "plain", "batch": batch, "prompts": len(some), "tokens": tokens}
+            row |= {"accept_length": (len(some) * (tokens - 1)) / steps, **parted}
             rows.append(row | {"passed": all(p["margin"] < NEAR_TIE for p in parted["parted"])})
     return rows
 
