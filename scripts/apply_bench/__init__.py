@@ -1,0 +1,1 @@
+"""What scripts/bench_apply.py measures with: hosts here, ways to them that take time, contestants."""
