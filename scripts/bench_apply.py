@@ -32,15 +32,17 @@ from scripts.apply_bench.delay_line import DelayLines
 from scripts.apply_bench.fleet import Fleet, changed, sizes
 from scripts.rig.target import cache_dir
 
+PATIENCE_S = 120
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--round-trips", type=int, nargs="+", default=[0, 50, 200], metavar="MS", help="added, in ms")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--no-ansible", action="store_true")
+    parser.add_argument("--ansible", nargs="*", choices=["patch", "copy"], default=["patch", "copy"])
     options = parser.parse_args()
-    venv = None if options.no_ansible else ansible_venv(cache_dir() / "ansible-for-bench")
+    venv = ansible_venv(cache_dir() / "ansible-for-bench") if options.ansible else None
     (series,) = catalogue()
     results = []
     with tempfile.TemporaryDirectory(prefix="bench-") as home:  # short: paths of control sockets are limited
@@ -48,7 +50,7 @@ def main() -> None:
         try:
             write_finished(fleet)
             for milliseconds in options.round_trips:
-                results += measure(fleet, milliseconds, options.hosts, options.runs, venv)
+                results += measure(fleet, milliseconds, options, venv)
         finally:
             fleet.stop()
         files = {"series": series.name, "files": len(changed(fleet)), "bytes": sizes(changed(fleet)),
@@ -59,34 +61,38 @@ def main() -> None:
     print()
 
 
-def measure(fleet: Fleet, milliseconds: int, counts: Sequence[int], runs: int,
+def measure(fleet: Fleet, milliseconds: int, options: argparse.Namespace,
             venv: Path | None) -> Iterator[dict[str, Any]]:
-    """The results over lines of this added round trip, one for each number of hosts and each contestant."""
+    """The results over lines of this added round trip, one for each number of hosts and each contestant.
+
+    A contestant that has taken PATIENCE_S for a cell of the table gets no further run in it.
+    """
     with lines_of(milliseconds) as lines:
         ssh_config = fleet.ways(fleet.home / f"{milliseconds}", lines)
         contestants = [Tool(fleet, ssh_config), Tool(fleet, ssh_config, canary=True)]
-        if venv:
-            contestants += [Ansible(venv, fleet, ssh_config, kind) for kind in ("patch", "copy")]
-        for count in counts:
+        contestants += [Ansible(venv, fleet, ssh_config, kind) for kind in options.ansible]
+        for count in options.hosts:
             names = fleet.names[:count]
             taken: dict[str, list[dict[str, Any]]] = {}
-            for run in range(runs + 1):  # the first warms up, and opens Ansible's connections: it does not count
+            for contestant in contestants:
+                contestant.warm_up(names)
+            for _ in range(options.runs):
                 for contestant in contestants:
-                    if "canary" in contestant.name and count == 1:
+                    before = taken.setdefault(contestant.name, [])
+                    if (contestant.canary and count == 1) or sum(run["seconds"] for run in before) > PATIENCE_S:
                         continue
                     fleet.make_pristine()
                     load = os.getloadavg()[0]
                     if lines:
                         lines.counted()
-                    one = contestant.run(names)
+                    one = contestant.run(names) | {"load": load, **(lines.counted() if lines else {})}
                     fleet.check_finished(names)
-                    one |= {"load": load, **(lines.counted() if lines else {})}
+                    before.append(one)
                     print(f"{milliseconds} ms, {count} hosts, {contestant.name}: {one['seconds']:.2f} s, "
                           f"load {load:.1f}", file=sys.stderr, flush=True)
-                    if run:
-                        taken.setdefault(contestant.name, []).append(one)
-            for name, all_runs in taken.items():
-                yield {"added_round_trip_ms": milliseconds, "hosts": count, "contestant": name, **summary(all_runs)}
+            for name, runs in taken.items():
+                if runs:
+                    yield {"added_round_trip_ms": milliseconds, "hosts": count, "contestant": name, **summary(runs)}
 
 
 @contextmanager

@@ -44,14 +44,21 @@ class Tool:
     """`ddtree-patch apply --no-restart` on trees."""
 
     def __init__(self, fleet: Fleet, ssh_config: Path, *, canary: bool = False) -> None:
+        self.canary = canary
         self.name = "ddtree-patch, canary first" if canary else "ddtree-patch"
         self._options = [] if canary else ["--all-at-once"]
         self._fleet = fleet
         self._env = {**os.environ, "DDTREE_PATCH_SSH_CONFIG": str(ssh_config), "PYTHONPATH": str(ROOT)}
         self._env.pop("SSH_AUTH_SOCK", None)
 
+    def warm_up(self, names: Sequence[str]) -> None:
+        """Let every host log somebody in once."""
+        argv = [sys.executable, "-m", "patcher", "apply", "--dry-run", "--config", str(self._fleet.hosts_toml),
+                *(word for name in names for word in ("--host", name))]
+        _timed(argv, self._env)
+
     def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """{"seconds", "cpu_s", "steps", "round_trips"}: the command's wall and processor time, the longest time of
+        """{"seconds", "cpu_s", "steps", "programs"}: the command's wall and processor time, the longest time of
         each step over the hosts, and the programs started a host."""
         argv = [sys.executable, "-m", "patcher", "apply", "--no-restart", "--json", "--config",
                 str(self._fleet.hosts_toml), *self._options, *(word for name in names for word in ("--host", name))]
@@ -66,6 +73,8 @@ class Tool:
 
 class Ansible:
     """One play: the patches by ansible.posix.patch ("patch") or the finished files by ansible.builtin.copy ("copy")."""
+
+    canary = False
 
     def __init__(self, venv: Path, fleet: Fleet, ssh_config: Path, kind: str) -> None:
         self.name = f"ansible, {kind}"
@@ -83,6 +92,12 @@ class Ansible:
         self._env = {**os.environ, "ANSIBLE_CONFIG": str(config), "ANSIBLE_HOME": str(folder / "home"),
                      "LC_ALL": "C.UTF-8"}
         self._env.pop("SSH_AUTH_SOCK", None)
+
+    def warm_up(self, names: Sequence[str]) -> None:
+        """Open the connections that later plays use."""
+        play = self._play.with_name("warm-up.yml")
+        play.write_text("- hosts: all\n  gather_facts: false\n  tasks:\n    - ansible.builtin.raw: 'true'\n")
+        _timed([str(self._program), "--forks", str(len(names)), "--limit", ",".join(names), str(play)], self._env)
 
     def run(self, names: Sequence[str]) -> dict[str, Any]:
         """{"seconds", "cpu_s"}: the play's wall and processor time (its ssh programs included)."""

@@ -1,0 +1,89 @@
+"""Writes docs/bench-apply.md from the JSON of scripts/bench_apply.py.
+
+    python -m scripts.apply_bench.page docs/bench/apply.json > docs/bench-apply.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+TOOL = "ddtree-patch"
+HEAD = """\
+# How long apply takes
+
+Written by `python -m scripts.apply_bench.page {source}`; not to be edited. {date}, {cores} cores
+({cpu}), {versions}. Command: `{command}`.
+
+`ddtree-patch apply --no-restart --all-at-once` of the real series ({files} files, {kilobytes} kB, as patches
+{patch_kilobytes} kB) onto copies of the real unpacked wheel (`--site-packages`: a tree without interpreter, so that no
+import check is in the figures, as Ansible has none), each behind a real sshd on loopback. The whole command is
+measured, from the start of its Python to its end, logins, backups, journal, syntax check, fsyncs and reading back
+included. The added round trip is that of a relay: half of it each way, and one and a half for a new connection, as
+TCP takes them; TCP's slow start is not modelled. Ansible is at its best: pipelining, forks = hosts, no facts, and
+connections that an earlier play left open (ControlPersist), so that it pays for no login. It writes in place, without
+journal, backup or sync, and its outcome is compared with the same hashes.
+
+Medians in seconds, n = number of runs, in turns; `x` is how many times as long as ddtree-patch in the same run. The
+machine was not idle: `load` is the mean of the load averages before ddtree-patch's runs. Hosts, relay, sshds and the
+command share the {cores} cores, so many hosts show the processor time of all of them, which real hosts do not share.
+"""
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    print(page(json.loads(path.read_text()), str(path)), end="")
+
+
+def page(bench: dict[str, Any], source: str) -> str:
+    """The page as Markdown."""
+    work, machine = bench["work"], bench["machine"]
+    head = HEAD.format(
+        source=source, date=bench["date"], cores=machine["cores"], cpu=machine["cpu"],
+        versions=", ".join(f"{name} {version}" for name, version in bench["versions"].items()),
+        command=" ".join(bench["command"]), files=work["files"], kilobytes=round(work["bytes"] / 1000),
+        patch_kilobytes=round(work["patch_bytes"] / 1000))
+    return "\n".join([head, *_table(bench["results"]), "", *_steps(bench["results"]), ""])
+
+
+def _table(results: list[dict[str, Any]]) -> list[str]:
+    cells = {(r["added_round_trip_ms"], r["hosts"], r["contestant"]): r for r in results}
+    others = list(dict.fromkeys(r["contestant"] for r in results if r["contestant"] != TOOL))
+    names = [TOOL, *others]
+    lines = [f"| round trip, ms | hosts | {' | '.join(names)} | load |", "|---" * (len(names) + 3) + "|"]
+    for milliseconds, hosts, _ in [key for key in cells if key[2] == TOOL]:
+        row = [cells.get((milliseconds, hosts, name)) for name in names]
+        shown = " | ".join(_cell(one, row[0]) for one in row)
+        lines.append(f"| {milliseconds} | {hosts} | {shown} | {row[0]['load']:.1f} |")
+    return lines
+
+
+def _cell(one: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    if one is None:
+        return ""
+    ratio = "" if one is ours else f", {one['seconds'] / ours['seconds']:.1f} x"
+    return f"{one['seconds']:.2f}{ratio} (n {len(one['all_seconds'])})"
+
+
+def _steps(results: list[dict[str, Any]]) -> list[str]:
+    """Where ddtree-patch's time goes, step by step."""
+    lines = ["Of that, in ddtree-patch: `files` is the commit alone (the slowest host's), `processor` the command's",
+             "own time on the operator's side, `turns` how often it spoke after the host had, over all hosts.", "",
+             "| round trip, ms | hosts | find and read | plan | files | processor | programs a host | turns | kB up | "
+             "kB down |", "|---" * 10 + "|"]
+    for r in results:
+        if r["contestant"] != TOOL:
+            continue
+        steps = r["steps"]
+        scales = {"turns": 1, "up": 1e3, "down": 1e3}
+        line = [f"{r[key] / scale:.0f}" if key in r else "" for key, scale in scales.items()]
+        lines.append(f"| {r['added_round_trip_ms']} | {r['hosts']} | {steps['find the installation']:.2f} | "
+                     f"{steps['plan']:.2f} | {steps['commit']:.2f} | {r['cpu_s']:.2f} | {r['programs']:.0f} | "
+                     f"{' | '.join(line)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
