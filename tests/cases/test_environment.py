@@ -153,7 +153,7 @@ def hook(event, arguments):
     if event == "os.rename" and str(arguments[0]).endswith(".py.ddtree-new"):
         renames[0] += 1
         if renames[0] == {number}:
-            os.chmod(os.path.dirname(arguments[1]), 0o555)
+            os.chmod("/proc/self/fd/%d" % arguments[3], 0o555)
 sys.addaudithook(hook)
 """
 

@@ -64,9 +64,13 @@ class LossyDisk:
 
     @staticmethod
     def _recorded(note: Callable, call: Callable) -> Callable:
-        def recorded(*args, **more):
+        def recorded(*given, **more):
+            args = list(given)
+            for at, handle in enumerate((more.get("src_dir_fd", more.get("dir_fd")), more.get("dst_dir_fd"))):
+                if handle is not None:
+                    args[at] = os.path.normpath(os.path.join(os.readlink(f"/proc/self/fd/{handle}"), args[at]))
             there = note is not None and isinstance(args[0], str) and os.path.lexists(args[0])
-            result = call(*args, **more)
+            result = call(*given, **more)
             note(there, *args)
             return result
 
