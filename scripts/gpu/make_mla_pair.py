@@ -1,6 +1,6 @@
 """Write a tiny random target of the DeepSeek-V3 / Kimi K2 family and a DFlash draft: `ROOT/target`, `ROOT/draft`.
 
-    python3 -m scripts.gpu.make_mla_pair ROOT [--seed 0]
+    python3 -m scripts.gpu.make_mla_pair ROOT [--seed 1]
 
 Attention has the real MLA sizes (latent 512, rotary 64), which decide the attention kernels; the MoE layers have Kimi
 K2's 384 experts in one group, 8 a token and one shared, which decide the gate's kernel. All else is tiny. Byte-level
@@ -23,8 +23,8 @@ VOCAB, HIDDEN, LAYERS, HEADS, EPS = 320, 256, 3, 8, 1e-6
 Q_RANK, KV_RANK, NOPE, ROPE, V_DIM = 192, 512, 128, 64, 128
 FFN, EXPERTS, TOP_EXPERTS, EXPERT_FFN = 512, 384, 8, 64
 # Of 384 random experts some are near-ties at nearly every token, and the rounding of a forward pass of another shape
-# exchanges them. What one brings is therefore small beside the shared expert.
-EXPERT_GAIN = 0.05
+# exchanges them. What one brings is therefore small beside the shared expert, and seed 1 is one whose texts differ.
+EXPERT_GAIN, SHARED_GAIN = 0.05, 2.0
 DRAFT_LAYERS, DRAFT_HEADS, DRAFT_KV_HEADS, DRAFT_HEAD_DIM, BLOCK = 2, 4, 2, 64, 8
 TARGET_LAYER_IDS = [0, 1]
 COMMON = [4 + byte for byte in b"etaoinsr"]
@@ -84,7 +84,7 @@ def target() -> Weights:
         made.state[f"{layer}.mlp.gate.e_score_correction_bias"] = torch.randn(EXPERTS) * 0.05
         for expert in range(EXPERTS):
             made.mlp(f"{layer}.mlp.experts.{expert}", EXPERT_FFN, EXPERT_GAIN)
-        made.mlp(f"{layer}.mlp.shared_experts", EXPERT_FFN)
+        made.mlp(f"{layer}.mlp.shared_experts", EXPERT_FFN, SHARED_GAIN)
     made.ones("model.norm", HIDDEN)
     made.linear("lm_head", VOCAB, HIDDEN, LOGIT_SPREAD)
     made.state["lm_head.weight"][:, 0] = 0
@@ -140,7 +140,7 @@ def configs() -> tuple[dict, dict]:
     return of_target, of_draft
 
 
-def write(root: Path, seed: int = 0) -> Path:
+def write(root: Path, seed: int = 1) -> Path:
     """Write both models below `root`; the same seed gives the same bytes."""
     torch.manual_seed(seed)
     of_target, of_draft = configs()
@@ -152,7 +152,7 @@ def write(root: Path, seed: int = 0) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     write(args.root, args.seed)
 
