@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import socket
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from patcher import errors, replies
 from patcher.connection import Completed, Connection
 from patcher.shapes import problem
 
-BOOTSTRAP = 'import sys;exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"ddtree_agent","exec"))'
+BOOTSTRAP = ('import sys,zlib;'
+             'exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))')
 LOADER = """
 import importlib.abc, importlib.util, sys
 
@@ -69,10 +71,13 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
 
 @functools.cache
 def _source() -> bytes:
-    """The agent's modules and what imports them from memory, as one Python text: nothing is written on the host."""
+    """The agent's modules and what imports them from memory, as one Python text: nothing is written on the host.
+
+    Compressed: it is sent with each request, and on a slow line it is most of what is.
+    """
     folder = Path(__file__).with_name("agent")
     modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    return LOADER.replace("MODULES", repr(modules)).encode()
+    return zlib.compress(LOADER.replace("MODULES", repr(modules)).encode(), 9)
 
 
 def _who() -> str:
