@@ -91,8 +91,9 @@ class Starts:
         series = load_series(self.folder / "series/sglang-0.5.11")
         found = installation.ask("inspect", paths=sorted(series.files))
         plan = make_revert_plan(found, series) if stage == "pristine" else make_plan(series, stage, found)
-        return {"op": "commit", "actions": plan.request(), "receipt": plan.receipt(), "history": {"to": stage},
-                "imports": plan.modules()}
+        receipt = plan.receipt() and plan.receipt() | {"by": "tests"}
+        return {"op": "commit", "actions": plan.request(), "receipt": receipt,
+                "history": {"event": "apply", "to": stage}, "imports": plan.modules()}
 
     def _go(self, start: str, end: str, request: Mapping[str, Any], **environment: str) -> None:
         subprocess.run(["cp", "-a", self.folder / start, self.folder / end], check=True)
