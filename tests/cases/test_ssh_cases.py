@@ -680,8 +680,8 @@ def test_case_30_lost_while_waiting_for_readiness(stub_host, sshd, ssh_config, t
 
 # ---------------------------------------------------------------- 31
 
-# How often the tool may wait for the host's answer: the login takes 9 turns or so, each request of the agent 3.
-TURNS = {"status": 16, "apply --dry-run": 16, "apply": 20, "revert": 20}
+# How often the tool may wait for the host's answer: the login takes 5 turns or so, each request of the agent 3.
+TURNS = {"status": 12, "apply --dry-run": 12, "apply": 15, "revert": 15}
 
 
 def test_case_31_a_slow_link(sshd, tree, tool, ssh_config):
