@@ -1,6 +1,6 @@
 """Write docs/gpu-results.md and its plots from the newest JSON file of each experiment in docs/gpu."""
 
-from scripts.gpu.report import others, sampling, speed
+from scripts.gpu.report import kernels, others, sampling, speed
 from scripts.gpu.report.documents import DOCS, Section, newest, table, verdict
 
 # What is said of an experiment of which there is no document.
@@ -13,6 +13,8 @@ NOT_RUN = {
     "sweep": "acceptance on servers, the chain among them",
     "acceptance": "acceptance over the whole grid of budgets and candidates",
     "cost": "the cost of a step on an 8B shape",
+    "tree-kernels": "tree and draft candidates alone",
+    "target-probs": "the target distribution alone",
     "tp2": "tensor parallel 2",
     "mla": "an MLA + MoE target",
     "long": "long runs with requests joining and leaving, up to the context limit",
@@ -42,6 +44,9 @@ def sections(found: dict[str, dict]) -> list[Section]:
         add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
         add(speed.cost(found["cost"]), "cost")
+    for name, write in (("tree-kernels", kernels.tree), ("target-probs", kernels.target_probs)):
+        if name in found:
+            add(write(found[name]), name)
     for name in others.TITLES:
         if name in found:
             add(others.section(name, found[name]), name)
