@@ -60,8 +60,8 @@ class DelayLines:
         try:
             await asyncio.gather(self._one_way("up", reader, far_writer, spoken, connected),
                                  self._one_way("down", far_reader, writer, spoken, 0.0))
-        except ConnectionError:
-            pass  # one side is gone: the other one is closed below
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # one side is gone, or the lines are closed: both ends are closed below
         finally:
             far_writer.close()
             writer.close()
