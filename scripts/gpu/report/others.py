@@ -19,6 +19,8 @@ STEPS = {
     "refusals": ("requests", "start-up"),
 }
 WIDEST = 9  # columns
+# Columns that are left to the JSON file: the whole reply of a command of the tool.
+LEFT_OUT = ("output",)
 
 
 def section(name: str, document: dict) -> Section:
@@ -32,7 +34,7 @@ def section(name: str, document: dict) -> Section:
         if step in ("servers", "thresholds") or (isinstance(value, dict) and "failed" in value):
             continue
         found.lines += [f"**{step}**", ""]
-        rows = _rows(value)
+        rows = [{key: part for key, part in row.items() if key not in LEFT_OUT} for row in _rows(value)]
         if rows:
             found.lines += _table(rows)
         else:

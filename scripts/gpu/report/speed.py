@@ -11,6 +11,7 @@ TEMPERATURES = (0.0, 0.6, 1.0)
 BUDGETS, TOPKS = (7, 15, 31, 63), (1, 2, 4, 8)
 SERVER_POINTS = {"chain": (7, 1), "b15k4": (15, 4), "tree": (32, 8), "b63k8": (63, 8)}
 SPREAD = 0.03  # the smallest difference that a goal is about
+UNDISTURBED = "alone on its GPU"  # the check that decides whether any time of a step is a verdict
 ALONE, COMBINED = 1.03, 1.05  # a sampled step over the greedy step: T alone, and with top-k, top-p or min-p
 
 
@@ -213,7 +214,7 @@ def cost(document: dict) -> Section:
     for name in servers:
         apart = [max(row["rounds_ms"]) / min(row["rounds_ms"]) - 1 for row in steps[name].values()]
         section.rows.append((
-            f"alone on its GPU: {name}", f"{len(apart)} modes and batch sizes",
+            f"{UNDISTURBED}: {name}", f"{len(apart)} modes and batch sizes",
             f"median spread of a mode's rounds <= {SPREAD:.0%}, or no time here is a verdict",
             f"median {statistics.median(apart):.1%}, at most {max(apart):.1%}", statistics.median(apart) <= SPREAD,
         ))  # fmt: skip
