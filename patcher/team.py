@@ -51,6 +51,21 @@ class Team:
                     raise NodeFailed(other, self._gone[other] or DdtreePatchError("it left"), name)
             return dict(brought)
 
+    def come(self, name: str, meeting: int, timeout: float) -> bool:
+        """Whether the others come to this meeting, or have left, within `timeout` seconds. Raises NodeFailed for one
+        that comes with an error, or left with one."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: all(other in self._there(meeting) or other in self._gone
+                                                       for other in self.names if other != name), timeout)
+            for other in self.names:
+                error = self._there(meeting).get(other) or self._gone.get(other)
+                if other != name and isinstance(error, Exception):
+                    raise NodeFailed(other, _typed(error), name)
+            return there
+
+    def _there(self, meeting: int) -> dict[str, object]:
+        return self._brought[meeting] if meeting < len(self._brought) else {}
+
     def leave(self, name: str, error: DdtreePatchError | None) -> None:
         with self._changed:
             self._gone.setdefault(name, error)
@@ -79,6 +94,14 @@ class Node:
         self._meetings += 1
         return self._team.gather(self.name, self._meetings - 1, value)
 
+    def wait(self, timeout: float) -> bool:
+        """Whether the others come to the next meeting within `timeout` seconds; raises NodeFailed when one failed."""
+        return self._team.come(self.name, self._meetings, timeout)
+
+    def look(self) -> None:
+        """Raise NodeFailed when another node has failed on its way to the next meeting."""
+        self.wait(0)
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """What is done inside counts only if every node has done it: raises the own error, else NodeFailed.
@@ -96,12 +119,15 @@ class Node:
             raise failure
         for name, error in outcomes.items():
             if error is not None:
-                cause = error if isinstance(error, DdtreePatchError) else DdtreePatchError(repr(error))
-                raise NodeFailed(name, cause, self.name)
+                raise NodeFailed(name, _typed(error), self.name)
 
     def leave(self, error: DdtreePatchError | None) -> None:
         """The job of this node is over; whoever still waits for it learns so."""
         self._team.leave(self.name, error)
+
+
+def _typed(error: Exception) -> DdtreePatchError:
+    return error if isinstance(error, DdtreePatchError) else DdtreePatchError(repr(error))
 
 
 def alone(name: str) -> Node:

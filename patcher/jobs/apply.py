@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from patcher.client import ServerProblem
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.jobs.commit import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
-from patcher.jobs.rollback import ServerBefore, roll_back, take_back
+from patcher.jobs.rollback import ServerBefore, bring_back, roll_back, take_back
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session, stage_named
 from patcher.plan import make_plan
@@ -64,7 +65,7 @@ class Apply:
     def execute(self) -> None:
         """Do it. Raises the typed error of what failed, after everything was put back; RollbackFailed if it was not."""
         if self.options.dry_run:
-            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
+            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}{self._would_restart()}"
             return
         try:
             if all(self.session.node.share(self.plan.is_noop).values()):
@@ -95,10 +96,35 @@ class Apply:
         if any(absent for absent, _ in found):
             self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
         elif any(reason for _, reason in found):
-            self._start_and_check()
+            self._restart_only(server)
             self.result.summary += f"; the server was restarted, because {why or 'another node needs it'}"
         else:  # an apply that was cut short may have left it unchecked
             self.result.not_done.append("smoke suite: nothing was changed; ddtree-patch smoke-test runs it")
+
+    def _would_restart(self) -> str:
+        """What an apply would do to the server, for a dry run."""
+        if self.serving.why_not or not self.options.restart:
+            return ""
+        server = self.serving.service.live()
+        if server is None:
+            return "; no server is running"
+        why = "its files change" if self.plan.changes else self._why_restart(server)
+        flags = shlex.join(apply_flags([], self.session.host.service.args))
+        with_flags = f" with {flags}" if flags and why else ""
+        return f"; process {server['pid']} would be restarted{with_flags}, because {why}" if why else "; no restart"
+
+    def _restart_only(self, server: Mapping[str, Any] | None) -> None:
+        """Restart a server whose files are right already; if that fails, start it with the command line it had."""
+        try:
+            self._start_and_check()
+        except Exception as failure:
+            if _leaves_host_alone(failure) or not all(self.session.node.share(server is not None).values()):
+                raise
+            bring_back(self.session, self.serving, server, self.series.identity(self.stage), failure)
+            self.result.summary += "; the server could not be restarted as wanted, and runs as it did before"
+            if isinstance(failure, DdtreePatchError):
+                failure.next_step = f"the server runs again as before; {failure.next_step}"
+            raise
 
     def _why_restart(self, server: dict) -> str:
         """Why a running server does not run what is installed; empty when it does."""
@@ -221,5 +247,7 @@ def _leaves_host_alone(error: Exception) -> bool:
 
     Kinds of HostUnreachable mean that the host answered and refused, so that a roll-back can be tried.
     """
-    cause = error.cause if isinstance(error, NodeFailed) else error
+    cause = error
+    while isinstance(cause, NodeFailed):
+        cause = cause.cause
     return isinstance(cause, Interrupted) or type(cause) is HostUnreachable

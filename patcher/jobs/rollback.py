@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from patcher.client import ServerProblem
 from patcher.config import HostSettings
@@ -61,6 +62,28 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
             where=session.host.name, next_step="run these commands, in this order; the last ones on the host itself",
             commands=[*manual, *serving.service.by_hand()], detail=error.detail,
+        ) from failure
+
+
+def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], patch: str, failure: Exception) -> None:
+    """Start the server with the command line that it had, after a restart that changed no file failed.
+
+    `server`: as Service.live gave it before; `patch`: the identity of the files. Raises RollbackFailed.
+    """
+    try:
+        with session.result.step("bring back the server as it ran") as step:
+            serving.service.start_as(server["argv"])
+            report = serving.restart(patched=True, sampled=False, identities={patch})
+            with session.node.together():
+                serving.check_greedy_answer()
+            step.detail = f"process {report.pid} answers, with the command line from before"
+    except Interrupted:
+        raise
+    except DdtreePatchError as error:
+        raise RollbackFailed(
+            f"the server could not be restarted ({failure}), nor started as it ran before: {error.what}; it is down",
+            where=session.host.name, next_step="correct service.args or the server's definition, then run this command",
+            commands=[_restart_command(session)], detail=error.detail,
         ) from failure
 
 

@@ -12,7 +12,7 @@ from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
 from patcher.services.base import CLOCK_SLACK_S
-from patcher.services.flags import port_of
+from patcher.services.flags import port_of, rank_of
 from patcher.shapes import each, problem
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
@@ -22,6 +22,7 @@ from patcher.target import describe_process, serving_processes
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
 _BASELINE = {"suite": str, "fingerprint": str, "outputs": each({"ids": [int], "text": (str, None)})}
+WATCH_S = 5.0  # between two looks at a node that answers no requests
 TREE = "DDTREE"  # the algorithm that the series adds
 
 
@@ -42,6 +43,19 @@ class Serving:
         self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
             self.host.name, session.connection, self._ask, session.inspection["state_dir"], port))
         self._listing = list(session.target.processes)
+        self._refuse_wrong_head()
+
+    def _refuse_wrong_head(self) -> None:
+        """The first node of a server in hosts.toml must be its rank 0: no other answers requests."""
+        if not self.host.server:
+            return
+        for process in serving_processes(self.session.target, self.session.inspection):
+            rank = rank_of(process["argv"])
+            if port_of(process["argv"]) == self.client.port and (rank == 0) != self.host.answers:
+                raise UsageProblem(
+                    f"the process of {self.host.name} has --node-rank {rank}, but hosts.toml has {self.host.head} "
+                    f"first of server {self.host.server}", where=str(self.host.config or self.host.name),
+                    next_step="let the host of node rank 0 be the first of them in hosts.toml")
 
     def _ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Target.ask, but the first look at the processes is the one that found the installation a moment ago."""
@@ -114,8 +128,12 @@ class Serving:
         if not node.alone:  # none starts while another's old process could be taken for its peer
             with node.together():
                 self._act(self.service.start, patched, marker)
+        report = None
         with node.together():
-            report = self._wait_ready(sampled, identities, since, marker) if self.host.answers else None
+            if self.host.answers:
+                report = self._wait_ready(sampled, identities, since, marker)
+            else:
+                self._watch(since, marker)
         with node.together():
             return report or self._started(since, marker)
 
@@ -131,13 +149,33 @@ class Serving:
                     marker: Mapping[str, Any]) -> ReadyReport:
         report = wait_ready(
             self.service, self.client, self.suite.paths if sampled else (), self.suite.prompts[0],
-            deadline_s=self.host.ready.deadline, started_after=since, progress=self.result.tell, log_marker=marker,
+            deadline_s=self.host.ready.deadline, started_after=since, progress=self._tell_and_look, log_marker=marker,
         )
         problem = self.identity_problem(identities) if identities is not None else ""
         if problem:
             raise NotReady(problem, where=self.host.name, detail=self.service.last_log(marker),
                            next_step="see which files the server's process has open; it may run another copy")
         return report
+
+    def _tell_and_look(self, text: str) -> None:
+        """Say what is waited for; raises NodeFailed when another node has failed meanwhile."""
+        self.result.tell(text)
+        self.session.node.look()
+
+    def _watch(self, since: float, marker: Mapping[str, Any]) -> None:
+        """See to it, while the head is waited for, that this node's process lives; raises NotReady when it died."""
+        seen: tuple[int, int] | None = None
+        while not self.session.node.wait(WATCH_S):
+            self.result.tell(f"waiting for {self.host.head}, which answers for this server")
+            server = self.service.live()
+            fresh = server is not None and server["start_time"] >= since - CLOCK_SLACK_S
+            process = (server["pid"], server["ticks"]) if fresh else None
+            why = self.service.failure()
+            if (seen and process != seen) or (process is None and why):
+                raise NotReady("the new server process of this node died" + (f": {why}" if why else ""),
+                               where=self.host.name, next_step="see the last lines of its log below",
+                               detail=self.service.last_log(marker))
+            seen = process
 
     def _started(self, since: float, marker: Mapping[str, Any]) -> ReadyReport:
         """The process of a node that answers no requests: it runs, and is a new one, now that the head is ready."""

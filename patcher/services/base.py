@@ -112,6 +112,10 @@ class Service(ABC):
     def by_hand(self) -> list[str]:
         """What an operator types on the host to start the server as it was before this tool restarted it."""
 
+    def start_as(self, argv: Sequence[str]) -> None:
+        """From now on start with exactly this command line, where the adapter makes it (else the definition holds)."""
+        return None
+
     def own_log_marker(self) -> dict[str, Any]:
         """A place in the log of the supervisor, used when the server writes to no file."""
         return {}

@@ -37,13 +37,22 @@ def apply_flags(argv: Sequence[str], flags: Mapping[str, str | bool]) -> list[st
 
 def port_of(argv: Sequence[str]) -> int:
     """The port that a server's command line names; SGLang's own default where it names none."""
-    port = DEFAULT_PORT
+    return _number(argv, "--port", DEFAULT_PORT)
+
+
+def rank_of(argv: Sequence[str]) -> int:
+    """The node rank that a server's command line names; 0 where it names none."""
+    return _number(argv, "--node-rank", 0)
+
+
+def _number(argv: Sequence[str], wanted: str, default: int) -> int:
+    number = default
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         value = value if equals else following
-        if flag == "--port" and value.isdigit():
-            port = int(value)
-    return port
+        if flag == wanted and value.isdigit():
+            number = int(value)
+    return number
 
 
 def _words(flag: str, value: str | bool) -> list[str]:

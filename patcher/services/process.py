@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patcher.config import ServiceSettings
@@ -28,6 +28,7 @@ class ProcessService(Service):
     def __init__(self, settings: ServiceSettings, host: ServiceHost) -> None:
         super().__init__(settings, host)
         self._cached: Mapping[str, Any] | None = None
+        self._argv: list[str] | None = None
 
     @property
     def starts_stopped(self) -> bool:
@@ -83,12 +84,16 @@ class ProcessService(Service):
                 next_step="start the server once by hand, or describe how to start it in hosts.toml (service)",
             )
         argv = apply_flags(original["argv"], self.settings.args) if patched else original["argv"]
+        argv = self._argv or argv
         log = f"{self.host.state_dir}/logs/server-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
         started = self.host.script(
             "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],
             umask=original["umask"], env_file=self._env_file(), log=log,
         )
         self._save({"original": original, "running": {**started, "argv": argv}})
+
+    def start_as(self, argv: Sequence[str]) -> None:
+        self._argv = list(argv)
 
     def by_hand(self) -> list[str]:
         original = self._state().get("original")

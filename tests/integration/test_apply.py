@@ -113,6 +113,22 @@ def test_no_restart_leaves_the_server_and_the_next_apply_restarts_it(stub_host, 
     assert stub_host.served_identity() == stub_host.series.identity("temperature")
 
 
+def test_flags_that_the_server_does_not_start_with_leave_it_running_as_it_was(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE), "--json")
+    assert tool("apply", *options).code == 0
+    stub_host.configure("local", args=DDTREE | {"--stub-fail": True})
+    dry = tool("apply", *options, "--dry-run")
+    assert dry.code == 0 and "--stub-fail, because its command line had not" in dry.host["summary"]
+    said = tool("apply", *options)
+    assert said.code == 6 and "the server runs again as before" in said.host["error"]["next"]
+    assert stub_host.served_identity() == stub_host.series.identity("temperature")
+    assert stub_host.info()["speculative_algorithm"] == "DDTREE"
+
+    stub_host.configure("local", args=DDTREE)
+    assert tool("apply", *options).code == 0
+
+
 def test_without_a_server_the_files_are_patched_and_the_rest_is_said_to_be_missing(stub_host, tool):
     options = ("--local", "--config", stub_host.configure("local"), "--json")
     said = tool("apply", *options)

@@ -119,6 +119,28 @@ class TestOneServerOfTwoNodes:
         assert {name: host.hashes() for name, host in pair.hosts.items()} == before
         assert pair.hosts["gpu1"].served_identity() is None
 
+    def test_a_node_that_dies_ends_the_wait_for_the_head(self, pair, tool):
+        self.start(pair)
+        before = {name: host.hashes() for name, host in pair.hosts.items()}
+        failing = 'service = { args = { "--stub-fail" = true } }'
+        pair.configure(gpu1='server = "k2"', gpu2=f'server = "k2"\n{failing}')
+        text = pair.config.read_text().replace("deadline = 20", "deadline = 3000")  # nobody waits for it
+        pair.config.write_text(text)
+        said = tool("apply", *on_all(pair))
+        assert said.code == 6 and codes(said) == {"gpu1": 6, "gpu2": 6}
+        assert "no kernel image" in said.json["hosts"][1]["error"]["detail"]
+        assert "node gpu2 of the same server failed" in said.json["hosts"][0]["error"]["what"]
+        assert {name: host.hashes() for name, host in pair.hosts.items()} == before
+        assert pair.hosts["gpu1"].served_identity() is None
+
+    def test_the_head_has_to_be_listed_first(self, pair, tool):
+        self.start(pair)
+        tables = pair.config.read_text().split("[hosts.gpu2]")
+        pair.config.write_text("[hosts.gpu2]" + tables[1] + tables[0])
+        said = tool("apply", *on_all(pair))
+        assert said.code == 2 and pair.patched() == []
+        assert "--node-rank 1, but hosts.toml has gpu2 first of server k2" in said.stderr
+
     def test_a_node_alone_is_refused(self, pair, tool):
         said = tool("apply", "--config", pair.config, "--json", "--host", "gpu2")
         assert said.code == 2 and "gpu1 is a node of server k2" in said.error["what"]
