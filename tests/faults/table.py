@@ -83,6 +83,13 @@ then. `3 mixed, then old (undone)`: exit 3, files of both kinds, and the next co
 that hands are needed: until the cause is taken away, not every file can be put back. The steps with a number happen
 once a file.
 
+- `killed` in place of an exit code: the command line itself was killed, and has none.
+- `end:1` is no step: the reply has been given, and only a power loss can still strike. A blank cell is a combination
+  that does not exist.
+- New files say nothing of the server. With exit code 3 or `killed` the commit was finished, by the agent alone or by the
+  next command, and nobody was left to restart the server: **the old server runs on, with the old files in its memory**.
+  `verify` says so, and the next `apply` changes no file and restarts it; so does the next `revert` after a revert.
+
 In every cell it is also checked that the journal told which of the two it would be, that no temporary file, lock,
 superfluous or damaged backup, or stale bytecode remains after the next command, and that the exit code is one that the
 README promises: 0 only with what was asked for done (what could not be removed is named in the reply), 4 only with all
