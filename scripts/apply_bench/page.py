@@ -88,18 +88,26 @@ def _steps(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _goals(results: list[dict[str, Any]]) -> list[str]:
-    """Each goal, and what was measured."""
+    """Each goal, what was measured (of several figures the worst decides), and whether that meets it."""
     seconds = {(r["added_round_trip_ms"], r["hosts"], r["contestant"]): r["seconds"] for r in results}
     ours = {key[:2]: value for key, value in seconds.items() if key[2] == TOOL}
-    ratios = [f"{value / ours[0, 1]:.1f} x ({key[2]})" for key, value in seconds.items()
-              if key[:2] == (0, 1) and key[2] != TOOL]
-    many = [f"{ours[ms, 32] / ours[ms, 1]:.1f} x at {ms} ms" for ms, hosts in ours if hosts == 32 and (ms, 1) in ours]
-    slow = f"{ours[200, 1]:.2f} s" if (200, 1) in ours else ""
-    return ["| goal | measured |", "|---|---|",
-            *(f"| {goal} | {found or 'not measured in this run'} |" for goal, found in (
-                ("Ansible takes 10 times as long on loopback, one host", ", ".join(ratios)),
-                ("one host at 200 ms within 4 s", slow),
-                ("32 hosts within twice the time of one", ", ".join(many))))]
+    ratios = {key[2]: value / ours[0, 1] for key, value in seconds.items() if key[:2] == (0, 1) and key[2] != TOOL}
+    many = {ms: ours[ms, 32] / ours[ms, 1] for ms, hosts in ours if hosts == 32 and (ms, 1) in ours}
+    slow = ours.get((200, 1))
+    goals = (
+        ("Ansible takes 10 times as long on loopback, one host",
+         ", ".join(f"{ratio:.1f} x ({name})" for name, ratio in ratios.items()), min(ratios.values(), default=0) >= 10),
+        ("one host at 200 ms within 4 s", f"{slow:.2f} s" if slow else "", slow is not None and slow <= 4),
+        ("32 hosts within twice the time of one",
+         ", ".join(f"{ratio:.1f} x at {ms} ms" for ms, ratio in many.items()), max(many.values(), default=0) <= 2),
+    )
+    return ["| goal | measured | |", "|---|---|---|",
+            *(f"| {goal} | {found or 'not measured in this run'} | {_verdict(found, met)} |"
+              for goal, found, met in goals)]
+
+
+def _verdict(found: str, met: bool) -> str:
+    return ("met" if met else "**missed**") if found else "open"
 
 
 if __name__ == "__main__":
