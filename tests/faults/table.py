@@ -86,8 +86,8 @@ once a file.
 - `killed` in place of an exit code: the command line itself was killed, and has none.
 - `end:1` is no step: the reply has been given, and only a power loss can still strike. A blank cell is a combination
   that does not exist.
-- New files say nothing of the server. With exit code 3 or `killed` the commit was finished, by the agent alone or by the
-  next command, and nobody was left to restart the server: **the old server runs on, with the old files in its memory**.
+- New files say nothing of the server. With exit code 3 or `killed` the commit was finished, by the agent alone or by
+  the next command, and nobody was left to restart the server: **the old server runs on, with the old files in memory**.
   `verify` says so, and the next `apply` changes no file and restarts it; so does the next `revert` after a revert.
 
 In every cell it is also checked that the journal told which of the two it would be, that no temporary file, lock,
