@@ -224,6 +224,8 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--model-path")
     parser.add_argument("--speculative-algorithm")
+    for flag in ("--speculative-draft-model-path", "--attention-backend", "--speculative-ddtree-budget"):
+        parser.add_argument(flag)  # on the lines of docs/services.md
     parser.add_argument("--stub-mode", default="samples")
     parser.add_argument("--stub-start-s", type=float, default=0.0, help="seconds before it listens")
     parser.add_argument("--stub-fail", action="store_true", help="exit before listening")

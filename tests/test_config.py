@@ -1,5 +1,6 @@
 """hosts.toml is read strictly, and a host without an entry works all the same."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from patcher.config import HostSettings, load_config
 from patcher.errors import UsageProblem
 
 EXAMPLE = Path(__file__).parent.parent / "configs/hosts.example.toml"
+SERVICES = Path(__file__).parent.parent / "docs/services.md"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -25,6 +27,13 @@ def test_example_is_valid_and_names_the_documented_host():
     }
     assert (host.endpoint.host, host.endpoint.port, host.ready.deadline, host.kernels.require) == (
         "127.0.0.1", None, 1800.0, True)
+
+
+def test_the_documented_server_of_two_nodes(tmp_path):
+    *_, fragment = re.findall(r"^```toml\n(.*?)^```$", SERVICES.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    hosts = load_config(write(tmp_path, fragment)).select(["kimi-k2"])
+    assert [(host.name, host.head, host.server, host.answers) for host in hosts] == [
+        ("kimi-0", "kimi-0", "kimi", True), ("kimi-1", "kimi-0", "kimi", False)]
 
 
 def test_defaults_are_merged_table_by_table_and_the_host_wins(tmp_path):

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.server, pytest.mark.long, pytest.mark.timeout(3600),
 ]
 SECTION = "systemd, a unit of the system"
+LAUNCH = "/opt/sglang/venv/bin/python -m sglang.launch_server --port 30000"
 SETTINGS = """
 [hosts.gpu1.smoke]
 suite = "tiny"
@@ -59,7 +60,8 @@ def test_apply_then_the_flags_then_back(home, tool, monkeypatch):
     environment = {**server.ENVIRONMENT, "TMPDIR": home / "sockets", "HOME": "/root"}
     lines = "\n".join(f"Environment={name}={value}" for name, value in environment.items())
     unit = put_in(documented(SECTION, "ini"), {
-        "/opt/sglang/venv/bin/python -m sglang.launch_server --port 30000": shlex.join(command),
+        LAUNCH + """ --model-path /models/target \\
+    --speculative-algorithm DFLASH --speculative-draft-model-path /models/draft""": shlex.join(command),
         "/opt/sglang": home, "User=sglang": lines})
     config = home / "hosts.toml"
     config.write_text(put_in(documented(SECTION, "toml"), {
@@ -91,8 +93,8 @@ def test_apply_then_the_flags_then_back(home, tool, monkeypatch):
         assert algorithm(port) == "DFLASH" and any("drafting trees" in line for line in applied["not_done"])
 
         drop_in = put_in(documented(SECTION, "ini", 1), {
-            "/opt/sglang/venv/bin/python -m sglang.launch_server --port 30000 --speculative-algorithm DDTREE":
-            shlex.join([*server.command_line(venv, port, "DDTREE"), "--speculative-ddtree-budget", "16"])})
+            LAUNCH + " --model-path /models/target": shlex.join(server.command_line(venv, port, "DDTREE")),
+            "/models/draft": server.MODELS / "draft"})
         machine.run("sh", "-c", 'mkdir "$(dirname "$1")" && cat >"$1"', "sh", DROP_IN, input=drop_in)
         machine.run("systemctl", "daemon-reload")
         restarted = run("restart")
