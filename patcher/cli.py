@@ -18,7 +18,15 @@ from patcher import __version__, commands
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.messages import message_console
-from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, write_junit
+from patcher.report import (
+    console_for,
+    error_to_json,
+    print_error,
+    print_outcome,
+    refuse_junit_nowhere,
+    to_json,
+    write_junit,
+)
 from patcher.result import Outcome
 
 
@@ -141,6 +149,8 @@ def restart(**options: Any) -> Outcome:
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit report there.")
 def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
+    if junit:
+        refuse_junit_nowhere(junit)
     outcome = commands.smoke_test(**options)
     if junit:
         write_junit(outcome, junit)

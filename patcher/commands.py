@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from patcher.config import HostSettings, load_config
+from patcher.config import LOCAL_NAME, HostSettings, load_config
 from patcher.connection import Connection
 from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
@@ -46,7 +46,9 @@ class Selection:
             raise UsageProblem("--venv and --site-packages exclude each other", next_step="give one of them")
         config = load_config(self.config)
         here = self.local or (not self.hosts and bool(self.venv or self.site_packages))
-        hosts = config.select(self.hosts) + ((config.local(),) if here else ())
+        hosts = config.select(self.hosts)
+        if here and all(host.name != LOCAL_NAME for host in hosts):
+            hosts += (config.local(),)
         if not hosts:
             known = ", ".join(config.hosts) or "none"
             raise UsageProblem("no host was given", where=str(config.source or "no hosts.toml"),

@@ -218,6 +218,9 @@ class SshConnection(Connection):
         except socket.gaierror as error:
             raise HostUnreachable(f"{hop.hostname} has no address: {error.strerror}", where=hop.name,
                                   next_step="check the host name, or give it an entry in ssh_config") from error
+        except UnicodeError as error:
+            raise HostUnreachable(f"{hop.hostname!r} cannot be a host's name", where=hop.name,
+                                  next_step="check the host name") from error
         except (OSError, paramiko.SSHException) as error:
             raise HostUnreachable(f"no connection to {where}: {error}", where=hop.name,
                                   next_step="check address, port, firewall, and that sshd runs there") from error

@@ -70,21 +70,33 @@ def to_junit(outcome: Outcome) -> bytes:
     root = ET.Element("testsuites", name=f"ddtree-patch {outcome.command}")
     for host in outcome.hosts:
         cases = host.data.get("checks") or [
-            {"name": s.name, "passed": s.state != FAILED, "detail": s.detail, "seconds": s.seconds} for s in host.steps
+            {"name": s.name, "passed": s.state != FAILED, "skipped": s.state == SKIPPED, "detail": s.detail,
+             "seconds": s.seconds} for s in host.steps
         ]
         failed = sum(not case["passed"] for case in cases)
         broke = host.error is not None and not failed
-        suite = ET.SubElement(root, "testsuite", name=host.host, tests=str(len(cases) + broke),
-                              failures=str(failed), errors=str(int(broke)))
+        skipped = sum(bool(case.get("skipped")) for case in cases)
+        label = _xml_safe(f"{outcome.command}.{host.host}")
+        suite = ET.SubElement(root, "testsuite", name=_xml_safe(host.host), tests=str(len(cases) + broke),
+                              failures=str(failed), errors=str(int(broke)), skipped=str(skipped))
         for case in cases:
-            element = ET.SubElement(suite, "testcase", classname=f"{outcome.command}.{host.host}", name=case["name"],
+            element = ET.SubElement(suite, "testcase", classname=label, name=_xml_safe(case["name"]),
                                     time=f"{case.get('seconds', 0.0):.3f}")
-            if not case["passed"]:
+            if case.get("skipped"):
+                ET.SubElement(element, "skipped", message=_xml_safe(case["detail"]))
+            elif not case["passed"]:
                 ET.SubElement(element, "failure", message=_xml_safe(case["detail"]))
         if broke:
-            element = ET.SubElement(suite, "testcase", classname=f"{outcome.command}.{host.host}", name=outcome.command)
+            element = ET.SubElement(suite, "testcase", classname=label, name=outcome.command)
             ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def refuse_junit_nowhere(path: Path) -> None:
+    """Raise UsageProblem, before anything is run, for a report in a directory that does not exist."""
+    if not path.absolute().parent.is_dir():
+        raise UsageProblem("the JUnit report's directory does not exist", where=str(path),
+                           next_step="give a path in a directory that exists and can be written")
 
 
 def write_junit(outcome: Outcome, path: Path) -> None:

@@ -7,8 +7,16 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed
-from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
+from patcher.report import (
+    console_for,
+    error_to_json,
+    print_error,
+    print_outcome,
+    refuse_junit_nowhere,
+    to_json,
+    to_junit,
+)
 from patcher.result import FAILED, SKIPPED, HostResult, Outcome
 
 
@@ -119,3 +127,17 @@ def test_junit_of_a_command_without_checks_uses_its_steps():
         pass
     root = ET.fromstring(to_junit(Outcome("apply", (result,))))
     assert [case.get("name") for case in root.iter("testcase")] == ["inspect"]
+
+
+def test_junit_tells_what_was_skipped_and_is_xml_whatever_the_names_are():
+    odd = HostResult("a\x01b<&\x1b[31m\udcff")
+    odd.skip("smoke suite", "another host answers")
+    root = ET.fromstring(to_junit(Outcome("smoke-test", (odd,))))
+    (suite,) = root
+    assert suite.get("skipped") == "1" and suite.get("name").startswith("a?b<&?[31m")
+    assert suite.find("testcase/skipped").get("message") == "another host answers"
+
+
+def test_junit_nowhere_is_refused(tmp_path):
+    with pytest.raises(UsageProblem, match="does not exist"):
+        refuse_junit_nowhere(tmp_path / "missing" / "report.xml")

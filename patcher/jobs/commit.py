@@ -46,6 +46,7 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
     except Conflict as conflict:
         _refuse_if_overtaken(session, conflict)
         raise
+    session.committed = reply["commit_time"]
     wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.after]
     if wrong:
         raise Conflict(f"read back after the commit, these files are not what was written: {', '.join(wrong)}",
@@ -54,14 +55,24 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
 
 
 def undo(session: Session, plan: Plan, command: str) -> None:
-    """Put back what `commit` replaced: every file, and the receipt that was there. Raises as commit does."""
+    """Put back what `commit` replaced: every file, and the receipt that was there. Raises as commit does.
+
+    Locked when someone else has changed the installation since the commit: it is theirs then.
+    """
     actions = [
         {"path": action.path, "before": action.after, "after": action.before,
          "data": None if action.old is None else b64encode(action.old).decode(), "backup": False}
         for action in plan.changes
     ]
-    reply = session.target.ask("commit", actions=actions, receipt=plan.receipt_found, imports=[],
-                               history=history_line(f"roll back {command}", plan), pycache_prefixes=_caches(session))
+    try:
+        reply = session.target.ask("commit", actions=actions, receipt=plan.receipt_found, imports=[],
+                                   history=history_line(f"roll back {command}", plan),
+                                   pycache_prefixes=_caches(session))
+    except Conflict as conflict:
+        receipt = session.target.ask("inspect", paths=[])["receipt"]
+        if not receipt or receipt["host"]["commit_time"] != session.committed:
+            raise _overtaken(session) from conflict
+        raise
     wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.before]
     if wrong:
         raise RollbackFailed(f"these files are not as before: {', '.join(wrong)}", where=session.host.name)
@@ -93,10 +104,14 @@ def _refuse_if_overtaken(session: Session, conflict: Conflict) -> None:
     """Raise Locked, which names the other, when this tool changed the installation since it was inspected."""
     if _commit_id(session.target.ask("inspect", paths=[])) == _commit_id(session.inspection):
         return
+    raise _overtaken(session) from conflict
+
+
+def _overtaken(session: Session) -> Locked:
     lines = session.target.ask("history")["lines"]  # none after the revert of a tree
     other = f"{lines[-1]['who']} at {local_time(lines[-1]['time'])}" if lines else "someone else just now"
-    raise Locked(f"the installation was changed by {other}, since the plan was made", where=session.host.name,
-                 next_step="run the command again: it goes by what is installed then") from conflict
+    return Locked(f"the installation was changed by {other}, since the plan was made", where=session.host.name,
+                  next_step="run the command again: it goes by what is installed then")
 
 
 def _commit_id(inspection: Mapping[str, Any]) -> str | None:

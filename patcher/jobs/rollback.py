@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from patcher.client import ServerProblem
-from patcher.config import HostSettings
-from patcher.errors import DdtreePatchError, Interrupted, RollbackFailed
+from patcher.config import LOCAL_NAME, HostSettings
+from patcher.errors import DdtreePatchError, Interrupted, Locked, RollbackFailed
 from patcher.jobs.commit import undo
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session
@@ -48,7 +48,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
                 serving.service.stop()
                 step.detail = "stopped, as it was before"
                 return
-            if session.node.alone and _undisturbed(serving, before):
+            if all(session.node.share(_undisturbed(serving, before)).values()):
                 step.detail = f"process {before.process[0]} was never ended, and answers as before"
                 return
             report = serving.restart(patched=before.patched, sampled=False, identities=before.identities)
@@ -57,7 +57,12 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
             step.detail = f"process {report.pid} answers as before"
     except Interrupted:
         raise
+    except Locked as taken:
+        result.summary = "not rolled back: the installation is someone else's by now"
+        raise Locked(f"the apply failed ({failure}), and {taken.what}", where=session.host.name,
+                     next_step="ddtree-patch status says where the host stands") from failure
     except DdtreePatchError as error:
+        result.summary = "the old state could not be put back"
         raise RollbackFailed(
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
             where=session.host.name, next_step="run these commands, in this order; the last ones on the host itself",
@@ -90,7 +95,11 @@ def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], pa
 def _undisturbed(serving: Serving, before: ServerBefore) -> bool:
     """Whether the very process from before answers as it did: its restart was refused, and would be again."""
     server = serving.service.live()
-    if before.identities is None or server is None or (server["pid"], server["ticks"]) != before.process:
+    if server is None or (server["pid"], server["ticks"]) != before.process:
+        return False
+    if not serving.host.answers:
+        return True
+    if before.identities is None:
         return False
     try:
         serving.check_greedy_answer()
@@ -143,5 +152,7 @@ def _restart_command(session: Session) -> str:
 
 def _for_hosts(command: str, host: HostSettings, names: Iterable[str]) -> list[str]:
     words = ["ddtree-patch", command]
-    words += ["--local"] if host.local else [word for name in names for word in ("--host", name)]
+    # --local means the host called `local`, or the defaults: another one of this machine has to be named.
+    here = host.local and (not host.config or host.name == LOCAL_NAME)
+    words += ["--local"] if here else [word for name in names for word in ("--host", name)]
     return [*words, *(["--config", str(host.config.absolute())] if host.config else [])]

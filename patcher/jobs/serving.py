@@ -124,9 +124,11 @@ class Serving:
             if node.alone:
                 self._act(self.service.restart, patched, marker)
             else:
-                self.service.stop()
-        if not node.alone:  # none starts while another's old process could be taken for its peer
+                self.service.remember()  # all do, before one stops: the others' processes end with it
+        if not node.alone:
             with node.together():
+                self.service.stop()
+            with node.together():  # none starts while another's old process could be taken for its peer
                 self._act(self.service.start, patched, marker)
         report = None
         with node.together():

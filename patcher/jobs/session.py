@@ -27,6 +27,7 @@ class Session:
         self.node = node
         self.target: Target
         self.inspection: dict[str, Any] = {}
+        self.committed: float | None = None  # when this run's commit was made, by the host's clock
 
     def open(self) -> None:
         """Find the installation and read every file that any series knows. Raises as find_target and the agent do."""

@@ -116,6 +116,10 @@ class Service(ABC):
         """From now on start with exactly this command line, where the adapter makes it (else the definition holds)."""
         return None
 
+    def remember(self) -> None:
+        """Keep what it takes to start the running server again, before anything ends it."""
+        return None
+
     def own_log_marker(self) -> dict[str, Any]:
         """A place in the log of the supervisor, used when the server writes to no file."""
         return {}

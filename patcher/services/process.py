@@ -61,12 +61,15 @@ class ProcessService(Service):
         self.stop()
         self.start(patched=patched)
 
-    def stop(self) -> None:
+    def remember(self) -> None:
         server = self.live()
         if server is not None:
             self._remember(server)
+
+    def stop(self) -> None:
+        self.remember()
         # A dead launcher's schedulers may live on, and hold the port and the GPU's memory.
-        ended = server or self._state().get("running")
+        ended = self._seen or self._state().get("running")
         if ended is None:
             self.host.script("port_free", port=self.host.port)
             return

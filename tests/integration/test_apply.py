@@ -1,6 +1,7 @@
 """apply with a server, over the real sshd: kept when all is well, and everything put back when it is not."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -127,6 +128,22 @@ def test_flags_that_the_server_does_not_start_with_leave_it_running_as_it_was(st
 
     stub_host.configure("local", args=DDTREE)
     assert tool("apply", *options).code == 0
+
+
+def test_who_reverts_while_another_waits_has_the_last_word(stub_host, tool):
+    stub_host.start_server()
+    config = stub_host.configure("local", args={"--stub-start-s": "600"})
+    command = [sys.executable, "-m", "patcher", "apply", "--local", "--config", config, "--json"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in waiting.stderr:
+        if "waiting for the server to listen" in line:
+            break
+    assert tool("revert", "--local", "--config", config, "--json").code == 0
+    out, err = waiting.communicate(timeout=120)
+    assert waiting.returncode == 9, err
+    (host,) = json.loads(out)["hosts"]
+    assert "the installation was changed by" in host["error"]["what"] and "applied" not in host["summary"]
+    assert stub_host.served_identity() is None
 
 
 def test_without_a_server_the_files_are_patched_and_the_rest_is_said_to_be_missing(stub_host, tool):

@@ -133,6 +133,17 @@ class TestOneServerOfTwoNodes:
         assert {name: host.hashes() for name, host in pair.hosts.items()} == before
         assert pair.hosts["gpu1"].served_identity() is None
 
+    def test_a_node_behind_a_slow_line_is_known_before_another_ends_it(self, pair, tool):
+        self.start(pair)
+        slow = pair.sshds["gpu2"]
+        slow.stop()
+        slow.extra = 'ForceCommand sleep 0.4; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"'
+        (slow.home / "sshd_config").write_text((slow.home / "sshd_config").read_text() + slow.extra + "\n")
+        slow.start()
+        said = tool("restart", *on_all(pair))
+        assert said.code == 0, said.stderr
+        assert pair.hosts["gpu1"].served_identity() is None
+
     def test_the_head_has_to_be_listed_first(self, pair, tool):
         self.start(pair)
         tables = pair.config.read_text().split("[hosts.gpu2]")
