@@ -132,7 +132,8 @@ class Apply:
             return "it was older than the patched files"
         argv, flags = server["argv"], self.session.host.service.args
         if list(argv) != apply_flags(argv, flags):
-            return f"its command line had not {shlex.join(apply_flags([], flags))}"
+            wanted = shlex.join(apply_flags([], flags))
+            return f"its command line had not {wanted}" if wanted else "it has a flag that service.args takes off"
         if not self.session.host.answers:
             return ""
         try:
