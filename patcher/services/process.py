@@ -29,6 +29,7 @@ class ProcessService(Service):
         super().__init__(settings, host)
         self._cached: Mapping[str, Any] | None = None
         self._argv: list[str] | None = None
+        self._remembered: tuple[int, int] | None = None
 
     @property
     def starts_stopped(self) -> bool:
@@ -63,8 +64,10 @@ class ProcessService(Service):
 
     def remember(self) -> None:
         server = self.live()
-        if server is not None:
+        process = (server["pid"], server["ticks"]) if server else None
+        if process and process != self._remembered:  # once: it may be dying by now, with another node of its server
             self._remember(server)
+            self._remembered = process
 
     def stop(self) -> None:
         self.remember()
