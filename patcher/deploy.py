@@ -59,11 +59,8 @@ class Rollout:
             left, first = left[size:], 0
 
 
-TOGETHER = Rollout()
-
-
 def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress,
-                 rollout: Rollout = TOGETHER) -> Outcome:
+                 rollout: Rollout) -> Outcome:
     """Run a job on each host and give the outcome; failures are in the hosts' results, and are not raised.
 
     When one host cannot be prepared, none is executed, and after a wave with a failure no other begins, unless

@@ -81,8 +81,5 @@ class Revert:
         if all(already for _, already in found):
             return  # a stock server on stock files
         with self.result.step("restart and wait until ready") as step:
-            report = self.serving.restart(patched=False, sampled=False, identities={None},
-                                          younger_than=self.commit_time)
-            with self.session.node.together():
-                self.serving.check_greedy_answer()
+            report = self.serving.bring_back(patched=False, identities={None}, younger_than=self.commit_time)
             step.detail = f"process {report.pid} answers, without the patch"

@@ -51,9 +51,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
             if all(session.node.share(_undisturbed(serving, before)).values()):
                 step.detail = f"process {before.process[0]} was never ended, and answers as before"
                 return
-            report = serving.restart(patched=before.patched, sampled=False, identities=before.identities)
-            with session.node.together():
-                serving.check_greedy_answer()
+            report = serving.bring_back(patched=before.patched, identities=before.identities)
             step.detail = f"process {report.pid} answers as before"
     except Interrupted:
         raise
@@ -78,9 +76,7 @@ def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], pa
     try:
         with session.result.step("bring back the server as it ran") as step:
             serving.service.start_as(server["argv"])
-            report = serving.restart(patched=True, sampled=False, identities={patch})
-            with session.node.together():
-                serving.check_greedy_answer()
+            report = serving.bring_back(patched=True, identities={patch})
             step.detail = f"process {report.pid} answers, with the command line from before"
     except Interrupted:
         raise

@@ -139,6 +139,17 @@ class Serving:
         with node.together():
             return report or self._started(since, marker)
 
+    def bring_back(self, *, patched: bool, identities: set[str | None] | None,
+                   younger_than: float | None = None) -> ReadyReport:
+        """Restart a server that is meant to answer as it did before: what counts is one greedy answer, not sampling.
+
+        Raises as `restart`, and ServerProblem when the head does not answer.
+        """
+        report = self.restart(patched=patched, sampled=False, identities=identities, younger_than=younger_than)
+        with self.session.node.together():
+            self.check_greedy_answer()
+        return report
+
     def _act(self, act: Callable[..., None], patched: bool, marker: Mapping[str, Any]) -> None:
         """Start or restart. Some supervisors wait a while, and refuse when the server dies: its log says why."""
         try:

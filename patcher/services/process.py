@@ -89,8 +89,7 @@ class ProcessService(Service):
                 where=self.host.name,
                 next_step="start the server once by hand, or describe how to start it in hosts.toml (service)",
             )
-        argv = apply_flags(original["argv"], self.settings.args) if patched else original["argv"]
-        argv = self._argv or argv
+        argv = self._argv or (apply_flags(original["argv"], self.settings.args) if patched else original["argv"])
         log = f"{self.host.state_dir}/logs/server-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
         started = self.host.script(
             "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],

@@ -4,14 +4,11 @@ SPECULATIVE_DIR names a directory with dflash_utils.py and dflash_sampling_*.py 
 without it the patched sglang that is installed is used.
 """
 
-import importlib.machinery
-import os
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from scripts import bench_target_probs as bench  # noqa: E402 - it needs torch
+from scripts.speculative import patched_directory  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -38,13 +35,10 @@ LOGITS = {
 def kernels():
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
-    directory = os.environ.get("SPECULATIVE_DIR")
+    directory = patched_directory()
     if directory is None:
-        installed = importlib.machinery.PathFinder.find_spec("sglang")  # not a stand-in that another test made
-        if installed is None:
-            pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
-        directory = Path(installed.origin).parent / "srt/speculative"
-    return bench.load(Path(directory)).dflash_sampling_kernels
+        pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
+    return bench.load(directory).dflash_sampling_kernels
 
 
 def choose(values, dtype=torch.float32):

@@ -3,13 +3,9 @@
 Of the installed SGLang, or of the directory $SPECULATIVE_DIR on a host that has torch and triton only.
 """
 
-import importlib.machinery
-import os
-from pathlib import Path
-
 import pytest
 
-from scripts.speculative import load
+from scripts.speculative import load, patched_directory
 
 pytestmark = pytest.mark.gpu
 BATCHES = (1, 2, 3, 4, 8, 16, 17, 32, 64)  # CUDA-graph buckets and what lies between them
@@ -39,14 +35,10 @@ def torch():
 @pytest.fixture(scope="module")
 def modules(torch):
     """ddtree_tree, ddtree_kernels, ddtree_top_kernels."""
-    directory = os.environ.get("SPECULATIVE_DIR")
+    directory = patched_directory()
     if directory is None:
-        installed = importlib.machinery.PathFinder.find_spec("sglang")  # not a stand-in that another test made
-        if installed is None:
-            pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
-        # By path: importing the package itself needs all that a server needs.
-        directory = Path(installed.origin).parent / "srt/speculative"
-    return [load(name, Path(directory)) for name in ("ddtree_tree", "ddtree_kernels", "ddtree_top_kernels")]
+        pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
+    return [load(name, directory) for name in ("ddtree_tree", "ddtree_kernels", "ddtree_top_kernels")]
 
 
 def any_of(torch, *choices):
