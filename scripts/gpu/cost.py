@@ -28,8 +28,12 @@ SAMPLING = {
 }
 PEAKS = {"logit_bias": {str(1000 + 37 * i): 14.0 - 0.35 * i for i in range(60)}}
 MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0", "T=1 top_p", "T=1 top_k top_p")}
-STEPS, ROUNDS = 32, 3
+# What stock DFLASH does for a request: it ignores min-p, and with top-k and top-p together at 16 requests a server of
+# it stopped answering.
+STOCK_MODES = [mode for mode in MODES if "min_p" not in mode and "top_k top_p" not in mode]
+STEPS, ROUNDS = 16, 12
 WARM = 3  # steps at the begin of a window that do not count
+HANGS = 60.0  # seconds for an answer of less than one
 
 
 def run(run: Run) -> dict:
@@ -63,16 +67,21 @@ def run(run: Run) -> dict:
         "budget": BUDGET,
         "topk": TOPK,
     }
-    measures = {name: lambda name=name: _measure(run, run.servers[name][0].port, folders[name]) for name in servers}
+    measures = {
+        name: lambda name=name: _measure(
+            run, run.servers[name][0].port, folders[name], STOCK_MODES if name == "dflash-stock" else list(MODES)
+        )
+        for name in servers
+    }
     return run.steps("cost", found, measures)
 
 
-def _measure(run: Run, port: int, folder: Path) -> dict:
+def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
     vocabulary = 500 if run.rehearsal else 150_000
-    steps, rounds = run.count(STEPS, 8), run.count(ROUNDS, 1)
+    steps, rounds = run.count(STEPS, 8), run.count(ROUNDS, 2)
     batches = BATCHES[: run.count(len(BATCHES), 2)]
 
-    rate = dict.fromkeys(MODES, 1.0)  # tokens a step
+    rate = dict.fromkeys(modes, 1.0)  # tokens a step
 
     def ask(mode: str, batch: int, wanted: int) -> tuple[float, float]:
         """When it was asked and when it was answered; `wanted` steps, as far as the rate is known."""
@@ -81,35 +90,43 @@ def _measure(run: Run, port: int, folder: Path) -> dict:
         if run.rehearsal and "logit_bias" in params:
             params |= {"logit_bias": {"5": 3.0}}
         began = time.monotonic()
-        answers = generate(port, prompts, params, timeout=600)
+        answers = generate(port, prompts, params, timeout=HANGS)
         ended = time.monotonic()
         info = answers[0]["meta_info"]
         rate[mode] = max(1.0, (info["completion_tokens"] - 1) / info["spec_verify_ct"])
         return began, ended
 
     first = {}
-    for mode in SAMPLING:
+    for mode in (mode for mode in SAMPLING if mode in modes):
         times = [ask(mode, 1, 3) for _ in range(3)]
         first[mode] = [ended - began for began, ended in times]
-    for mode in MODES:
+    for mode in modes:
         ask(mode, 1, steps)  # for its rate
+    # The ways to sample take turns, each round beginning with another one.
+    plan = [
+        (kind, number, batch, mode)
+        for kind, turns in (("whole", rounds), ("parts", 1), ("syncs", 1))
+        for number in range(turns)
+        for batch in batches
+        for mode in modes[number % len(modes) :] + modes[: number % len(modes)]
+        if kind != "syncs" or (batch == 4 and "peaked" not in mode)
+    ]
     windows = []
-    for flag, turns in ((None, rounds), ("parts", 1), ("syncs", 1)):
-        if flag:
-            (folder / flag).touch()
-        for number in range(turns):
-            for batch in batches:
-                for mode in MODES:
-                    if flag == "syncs" and (batch != 4 or "peaked" in mode):
-                        continue
-                    length = steps if flag is None else steps // 2
-                    windows.append((flag or "whole", number, batch, mode, *ask(mode, batch, length)))
-        if flag:
-            (folder / flag).unlink()
-    ask("T=0", 1, 64)  # so that the lines of all steps before are written
+    stopped = None
+    for kind, number, batch, mode in plan:
+        for flag in ("parts", "syncs"):
+            (folder / flag).touch() if kind == flag else (folder / flag).unlink(missing_ok=True)
+        try:
+            windows.append((kind, number, batch, mode, *ask(mode, batch, steps)))
+        except TimeoutError:
+            stopped = {"batch": batch, "mode": mode, "answered": len(windows), "seconds": HANGS}
+            run.failed.append(f"cost: the server of {folder.name} gave no answer: {stopped}")
+            break
+    else:
+        ask("T=0", 1, 64)  # so that the lines of all steps before are written
     lines = [json.loads(line) for path in folder.glob("steps-*.jsonl") for line in path.read_text().splitlines()]
     lines.sort(key=lambda line: line["at"])
-    return {"first_use_s": first, "tokens_a_step": rate, **_summary(windows, lines)}
+    return {"stopped_answering": stopped, "first_use_s": first, "tokens_a_step": rate, **_summary(windows, lines)}
 
 
 def _summary(windows: list[tuple], lines: list[dict]) -> dict:

@@ -29,7 +29,8 @@ SMALL = [
     *("--mem-fraction-static", "0.5", "--context-length", "2048", "--max-total-tokens", "65536"),
     *("--max-running-requests", str(REQUESTS), "--cuda-graph-max-bs", str(REQUESTS), "--sleep-on-idle"),
 ]
-FLOAT32 = ["--dtype", "float32"]
+FLOAT16 = ["--dtype", "float16"]  # the release's norms take no float32 on a GPU
+NARROW = ["--max-running-requests", "16", "--cuda-graph-max-bs", "16"]  # batches of other shapes
 # A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
 ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.5"]
 SMALL_ON_CPU = ["--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"]
@@ -51,7 +52,7 @@ class Wanted:
 
 SERVERS = {
     "plain": Wanted("stock", []),
-    "plain-narrow": Wanted("stock", ["--max-running-requests", "16", "--cuda-graph-max-bs", "16"]),  # other shapes
+    "plain-narrow": Wanted("stock", NARROW),
     "dflash-stock": Wanted("stock", DFLASH),
     "dflash": Wanted("patched", DFLASH),
     "chain": Wanted("patched", tree(7, 1)),  # the pair's block is 8
@@ -59,9 +60,10 @@ SERVERS = {
     "tree-follow": Wanted("follow", tree(32, 8)),
     "tree-loose": Wanted("patched", [*tree(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
     # With CUDA graphs the draft's input keeps its type; SGLang casts it to bfloat16 only without.
-    "plain32": Wanted("stock", FLOAT32),
-    "tree32": Wanted("patched", [*tree(32, 8), *FLOAT32]),
-    "tree-follow32": Wanted("follow", [*tree(32, 8), *FLOAT32]),
+    "plain16": Wanted("stock", FLOAT16),
+    "plain-narrow16": Wanted("stock", [*NARROW, *FLOAT16]),
+    "tree16": Wanted("patched", [*tree(32, 8), *FLOAT16]),
+    "tree-follow16": Wanted("follow", [*tree(32, 8), *FLOAT16]),
     "b15k4": Wanted("patched", tree(15, 4)),
     "b63k8": Wanted("patched", tree(63, 8)),
 }

@@ -49,6 +49,8 @@ class GpuServer:
             "127.0.0.1",
             "--port",
             str(self.port),
+            "--nccl-port",  # SGLang draws one at random, and servers that start together draw the same
+            str(self.port + 1),
             "--attention-backend",
             "triton",
             "--sampling-backend",

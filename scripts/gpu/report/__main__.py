@@ -8,7 +8,7 @@ NOT_RUN = {
     "op": "the op against the reference walk",
     "greedy": "greedy texts over 100 prompts and batches of 1, 4 and 16",
     "exact": "sampled distributions against plain decoding",
-    "cuts": "sampling at cuts that rounding decides: float32 servers, plain decoding with itself",
+    "cuts": "sampling at cuts that rounding decides: float16 servers, plain decoding with itself",
     "texts": "whole 32-token texts",
     "sweep": "acceptance on servers, the chain among them",
     "acceptance": "acceptance over the whole grid of budgets and candidates",

@@ -51,8 +51,9 @@ def cost(steps: dict[str, dict]) -> None:
         modes = list(dict.fromkeys(mode for rows in steps.values() for b, mode in rows if b == batch))
         width = 0.8 / len(steps)
         for number, (name, rows) in enumerate(steps.items()):
-            places = [i + (number - (len(steps) - 1) / 2) * width for i in range(len(modes))]
-            axis.bar(places, [rows[batch, mode]["step_ms"] for mode in modes], width, label=name)
+            has = [place for place, mode in enumerate(modes) if (batch, mode) in rows]
+            places = [place + (number - (len(steps) - 1) / 2) * width for place in has]
+            axis.bar(places, [rows[batch, modes[place]]["step_ms"] for place in has], width, label=name)
         axis.set_ylabel(f"batch {batch}: ms")
         axis.set_xticks(range(len(modes)), [mode.replace(", ", "\n").replace("T=1 ", "T=1\n") for mode in modes])
         axis.tick_params(axis="x", labelsize=7)

@@ -181,10 +181,10 @@ def cuts(document: dict) -> Section:
         {"type": name.split(",")[0]} | row
         for name, found in document["result"].items() if isinstance(found, list) for row in found
     ]  # fmt: skip
-    decided = [row for row in rows if row["type"] == "float32" or row["cell"] == "min_p 0.15"]
+    decided = [row for row in rows if row["type"] == "float16" or row["cell"] == "min_p 0.15"]
     least = LEAST_P / max(len(decided), 1)
     section.lines += [
-        "T 0.6. Samples of servers in float32, and in bfloat16 at a cut that no token is near, must not differ: "
+        "T 0.6. Samples of servers in float16, and in bfloat16 at a cut that no token is near, must not differ: "
         f"p > {least:.1e} (0.001, Bonferroni). In bfloat16 with min_p 0.05 the token `m` after `i` is within a step of "
         "the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. Texts with "
         "the largest differences: counts on both sides.",
