@@ -31,7 +31,7 @@ MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0"
 # What stock DFLASH does for a request: it ignores min-p, and with top-k and top-p together at 16 requests a server of
 # it stopped answering.
 STOCK_MODES = [mode for mode in MODES if "min_p" not in mode and "top_k top_p" not in mode]
-STEPS, ROUNDS = 16, 12
+STEPS, ROUNDS = 16, 10
 WARM = 3  # steps at the begin of a window that do not count
 HANGS = 60.0  # seconds for an answer of less than one
 
