@@ -8,6 +8,7 @@ which is the hardest case for top-p; "peaked" modes bias 60 tokens, as a trained
 
 import itertools
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -28,9 +29,8 @@ SAMPLING = {
 }
 PEAKS = {"logit_bias": {str(1000 + 37 * i): 14.0 - 0.35 * i for i in range(60)}}
 MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0", "T=1 top_p", "T=1 top_k top_p")}
-# What stock DFLASH does for a request: it ignores min-p, and with top-k and top-p together at 16 requests a server of
-# it stopped answering.
-STOCK_MODES = [mode for mode in MODES if "min_p" not in mode and "top_k top_p" not in mode]
+# Stock DFLASH ignores min-p, and its servers stopped answering at requests with top-p over flat rows, twice.
+STOCK_MODES = ["T=0", "T=1", "T=1 top_k", "T=0, peaked", "T=1 top_p, peaked", "T=1 top_k top_p, peaked"]
 STEPS, ROUNDS = 16, 10
 WARM = 3  # steps at the begin of a window that do not count
 HANGS = 60.0  # seconds for an answer of less than one
@@ -51,11 +51,14 @@ def run(run: Run) -> dict:
         "dflash": ("patched", [*spec, "DFLASH"]),
         "dflash-stock": ("stock", [*spec, "DFLASH"]),
     }
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     folders = {}
     for name, (venv, args) in servers.items():
         folders[name] = run.args.work.absolute() / f"steps-{name}"
         folders[name].mkdir()
         env = {"STEP_TIMES": str(folders[name]), "PYTHONPATH": f"{ROOT}/scripts/gpu/hook:{ROOT}"}
+        if name == "dflash-stock" and len(gpus) > 1:
+            env["CUDA_VISIBLE_DEVICES"] = gpus[1]
         run.start(name, run.python(venv), target, [*common, *args], env)
     for name in servers:
         run.servers[name][0].wait_ready(420)

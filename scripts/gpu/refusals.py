@@ -26,6 +26,7 @@ START_UP = {
     "topk": (["--speculative-ddtree-topk", "0"], "--speculative-ddtree-topk"),
     "draft tokens": (["--speculative-num-draft-tokens", "8"], "--speculative-num-draft-tokens"),
 }
+# What a tree cannot serve exactly; the key is a word of its refusal.
 REQUESTS = {
     "return_logprob": {"return_logprob": True},
     "grammar": {"sampling_params": {"json_schema": "{}"}},

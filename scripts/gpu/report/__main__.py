@@ -1,7 +1,7 @@
 """Write docs/gpu-results.md and its plots from the newest JSON file of each experiment in docs/gpu."""
 
 from scripts.gpu.report import kernels, others, sampling, speed
-from scripts.gpu.report.documents import DOCS, Section, newest, table, verdict
+from scripts.gpu.report.documents import DOCS, Section, by_experiment, table, verdict
 
 # What is said of an experiment of which there is no document.
 NOT_RUN = {
@@ -23,7 +23,8 @@ NOT_RUN = {
 }
 
 
-def sections(found: dict[str, dict]) -> list[Section]:
+def sections(found: dict[str, dict], costs: list[dict]) -> list[Section]:
+    """`found`: the newest document of each experiment; `costs`: all of the cost of a step, the newest first."""
     made = []
 
     def add(section: Section, *names: str) -> None:
@@ -43,7 +44,7 @@ def sections(found: dict[str, dict]) -> list[Section]:
     if "acceptance" in found or "sweep" in found:
         add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
-        add(speed.cost(found["cost"]), "cost")
+        add(speed.cost(*costs), "cost")
     for name, write in (("tree-kernels", kernels.tree), ("target-probs", kernels.target_probs)):
         if name in found:
             add(write(found[name]), name)
@@ -72,8 +73,9 @@ def _about_speed(made: list[Section]) -> list[str]:
 
 
 def main() -> None:
-    found = newest()
-    made = sections(found)
+    documents = by_experiment()
+    found = {name: of_one[0] for name, of_one in documents.items()}
+    made = sections(found, documents.get("cost", []))
     missing = [what for name, what in NOT_RUN.items() if name not in found]
     missing += [what for section in made for what in section.missing]
     lines = [

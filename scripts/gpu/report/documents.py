@@ -21,14 +21,14 @@ class Section:
     remarks: list[str] = field(default_factory=list)
 
 
-def newest(folder: Path = DOCS / "gpu") -> dict[str, dict]:
-    """{experiment: its newest document}; rehearsals are no measurements."""
-    found: dict[str, dict] = {}
-    for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text())
-        name = document["experiment"]
-        if not document.get("rehearsal") and (name not in found or document["date"] > found[name]["date"]):
-            found[name] = document
+def by_experiment(folder: Path = DOCS / "gpu") -> dict[str, list[dict]]:
+    """{experiment: its documents, the newest first}; rehearsals are no measurements."""
+    found: dict[str, list[dict]] = {}
+    for document in (json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))):
+        if not document.get("rehearsal"):
+            found.setdefault(document["experiment"], []).append(document)
+    for documents in found.values():
+        documents.sort(key=lambda document: document["date"], reverse=True)
     return found
 
 

@@ -176,7 +176,8 @@ def _tried(section: Section, by: dict, ranks: list[dict]) -> None:
 # ---- the cost of a step --------------------------------------------------------------------------------------
 
 
-def cost(document: dict) -> Section:
+def cost(document: dict, *earlier: dict) -> Section:
+    """`earlier`: runs before this one, whose ratios are shown beside it, since hosts differ."""
     result = document["result"]
     section = Section("6. The cost of a step", [measured_on(document), ""])
     shape, draft = result["shape"], result["draft"]
@@ -212,6 +213,9 @@ def cost(document: dict) -> Section:
                 cells.append(f"{row['step_ms']:.2f} ({ratio})" if row else "")
             shown.append((batch, mode, *cells, sum(s[batch, mode]["n"] for s in steps.values() if (batch, mode) in s)))
         section.lines += table(("batch", "mode", *(f"{name}, ms" for name in servers), "n"), shown)
+    for before in earlier:
+        section.lines += [f"Before it, at {before['date']}. {measured_on(before)}", ""]
+        section.lines += _ratios(before["result"])
     for name in servers:
         errors = [_over_greedy(steps[name], *key)[1] for key in steps[name] if not key[1].startswith("T=0")]
         section.rows.append((
@@ -250,6 +254,22 @@ def cost(document: dict) -> Section:
     _first_use(section, result, servers)
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
     return section
+
+
+def _ratios(result: dict) -> list[str]:
+    """Greedy steps in milliseconds, and what the ways to sample take over them."""
+    found = {
+        (name, row["batch"], row["mode"]): row
+        for name, of_server in result.items() if isinstance(of_server, dict) for row in of_server.get("steps", [])
+    }  # fmt: skip
+    modes = dict.fromkeys(mode for _, _, mode in found if mode.startswith("T=1"))
+    rows = []
+    for name, batch in dict.fromkeys((name, batch) for name, batch, _ in found):
+        steps = {(b, mode): row for (server, b, mode), row in found.items() if server == name}
+        found_of = ((batch, mode) in steps and _over_greedy(steps, batch, mode) for mode in modes)
+        ratios = ("{:.3f} ± {:.3f}".format(*ratio) if ratio else "" for ratio in found_of)
+        rows.append((name, batch, f"{steps[batch, 'T=0']['step_ms']:.2f}", *ratios))
+    return table(("server", "batch", "T=0, ms", *modes), rows)
 
 
 def _over_greedy(steps: dict, batch: int, mode: str) -> tuple[float, float]:
