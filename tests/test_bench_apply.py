@@ -18,4 +18,4 @@ def test_one_host_and_one_run():
     (result,) = bench["results"]
     assert (result["hosts"], result["added_round_trip_ms"], result["contestant"]) == (1, 20, "ddtree-patch")
     assert result["programs"] == 2 and result["turns"] > 2 and result["up"] > bench["work"]["patch_bytes"]
-    assert "| 20 | 1 |" in page(bench, "bench.json")
+    assert "| 20 | 1 |" in page({"bench.json": bench})
