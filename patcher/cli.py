@@ -19,13 +19,13 @@ from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.messages import message_console
 from patcher.report import (
+    ReportFile,
     console_for,
     error_to_json,
     print_error,
     print_outcome,
-    refuse_junit_nowhere,
     to_json,
-    write_junit,
+    to_junit,
 )
 from patcher.result import Outcome
 
@@ -50,10 +50,11 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         click.option("--venv", type=Given(), metavar="PATH", help="The venv; without it, the serving process's own."),
         click.option("--local", is_flag=True, help="This machine."),
         click.option("--limit", type=Given(), multiple=True, metavar="PATTERN",
-                     help="Of the chosen hosts only those whose name or group fits, `gpu*` say. May be given several "
-                          "times."),
+                     help="Of the chosen hosts only those whose name, group or server fits, `gpu*` say. May be given "
+                          "several times."),
         click.option("--host", "hosts", type=Given(), multiple=True, metavar="NAME|ADDRESS",
-                     help="A host or group of hosts.toml, or an address. May be given several times."),
+                     help="A host, group or multi-node server of hosts.toml, or an address. May be given several "
+                          "times."),
     ):
         command = option(command)
     return command
@@ -63,6 +64,8 @@ def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options of commands that change hosts."""
     for option in (
         click.option("--keep-going", is_flag=True, help="Change the good hosts although others have no plan or fail."),
+        click.option("--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+                     help="Keep the JSON document there too, up to date after every batch."),
         click.option("--all-at-once", is_flag=True, help="All hosts at the same time, none of them first."),
         click.option("--batch", type=click.IntRange(min=1), metavar="N",
                      help="After the first host, N at a time (a multi-node server counts as one); default all."),
@@ -87,7 +90,7 @@ def list_(**options: Any) -> Outcome:
 @cli.command()
 @common
 def doctor(**options: Any) -> Outcome:
-    """Look at everything that apply depends on. Changes nothing."""
+    """Look at everything that apply depends on, and try the kernel where apply would. Changes nothing."""
     return commands.doctor(**options)
 
 
@@ -106,9 +109,9 @@ def diff(**options: Any) -> Outcome:
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
 @in_waves
-def apply(**options: Any) -> Outcome:
+def apply(report: Path | None, **options: Any) -> Outcome:
     """Patch, restart, wait until ready, check, and keep it; or put everything back."""
-    return commands.apply(**options)
+    return _reported(commands.apply, report, _json_bytes, options)
 
 
 @cli.command()
@@ -130,17 +133,17 @@ def status(**options: Any) -> Outcome:
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @in_waves
-def revert(**options: Any) -> Outcome:
+def revert(report: Path | None, **options: Any) -> Outcome:
     """Put every file back as it was, and restart the server as it was."""
-    return commands.revert(**options)
+    return _reported(commands.revert, report, _json_bytes, options)
 
 
 @cli.command()
 @common
 @in_waves
-def restart(**options: Any) -> Outcome:
+def restart(report: Path | None, **options: Any) -> Outcome:
     """Restart the server and wait until it is ready."""
-    return commands.restart(**options)
+    return _reported(commands.restart, report, _json_bytes, options)
 
 
 @cli.command("smoke-test")
@@ -149,12 +152,7 @@ def restart(**options: Any) -> Outcome:
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit report there.")
 def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
-    if junit:
-        refuse_junit_nowhere(junit)
-    outcome = commands.smoke_test(**options)
-    if junit:
-        write_junit(outcome, junit)
-    return outcome
+    return _reported(commands.smoke_test, junit, to_junit, options)
 
 
 @cli.command()
@@ -164,15 +162,32 @@ def history(**options: Any) -> Outcome:
     return commands.history(**options)
 
 
+def _reported(command: Callable[..., Outcome], path: Path | None, form: Callable[[Outcome], bytes],
+              options: dict[str, Any]) -> Outcome:
+    """Run a command whose outcome is kept in a file as well, if `path` names one, from its first result on."""
+    if path is None:
+        return command(**options)
+    report = ReportFile(path, form)
+    click.get_current_context().obj.append(report)
+    outcome = command(so_far=report.keep, **options)
+    report.write(outcome)
+    return outcome
+
+
+def _json_bytes(outcome: Outcome) -> bytes:
+    return to_json(outcome).encode() + b"\n"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
     _open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False)
+        reports: list[ReportFile] = []
+        outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False, obj=reports)
         if not isinstance(outcome, Outcome):
             return int(outcome or 0)  # --help, --version
-        return _finish(outcome, "--json" in args)
+        return _finish(outcome, "--json" in args, [report.failure for report in reports if report.failure])
     except click.UsageError as error:
         usage = error.ctx.command_path if error.ctx else "ddtree-patch"
         failure: DdtreePatchError = UsageProblem(error.format_message(), where=usage, next_step=f"see {usage} --help")
@@ -191,20 +206,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return failure.exit_code
 
 
-def _finish(outcome: Outcome, as_json: bool) -> int:
-    """Print the result on stdout and the failures on stderr."""
+def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchError]) -> int:
+    """Print the result on stdout and the failures on stderr, those of report files (`unwritten`) too."""
     if as_json:
         written = _write_result(lambda: click.echo(to_json(outcome)))
     else:
         written = _write_result(lambda: print_outcome(outcome, console_for(sys.stdout)))
-    errors = {host.host: host.error for host in outcome.hosts if host.error}
-    for error in errors.values():
+    failures = [host.error for host in outcome.hosts if host.error]
+    overall = outcome.error
+    if overall and overall not in failures:
+        failures.append(overall)
+    for error in (*failures, *unwritten):
         print_error(error, message_console())
-    if not outcome.error:
-        return 0 if written else DdtreePatchError.exit_code
-    if len(errors) > 1:
-        print_error(outcome.error, message_console())
-    return outcome.error.exit_code
+    if overall:
+        return overall.exit_code
+    if unwritten:
+        return unwritten[0].exit_code
+    return 0 if written else DdtreePatchError.exit_code
 
 
 def _open_closed_streams() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from patcher.config import LOCAL_NAME, HostSettings, load_config
+from patcher.config import LOCAL_NAME, HostSettings, load_config, searched
 from patcher.connection import Connection
 from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
@@ -23,6 +23,12 @@ from patcher.result import HostResult, Outcome
 from patcher.series import catalogue
 from patcher.suite import load_suite
 from patcher.team import Node
+
+SoFar = Callable[[Outcome], None]
+
+
+def nobody(outcome: Outcome) -> None:
+    """Who is told of an outcome before its end, where nobody asked to be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Selection:
             hosts += (config.local(),)
         if not hosts:
             known = ", ".join(config.hosts) or "none"
-            raise UsageProblem("no host was given", where=str(config.source or "no hosts.toml"),
+            nowhere = f"no hosts.toml; looked for {', '.join(str(path.absolute()) for path in searched())}"
+            raise UsageProblem("no host was given", where=str(config.source or nowhere),
                                next_step=f"give --host NAME|ADDRESS or --local (hosts in the file: {known})")
         hosts = config.limit(hosts, self.limit)
         if whole:
@@ -62,22 +69,23 @@ class Selection:
             hosts = tuple(dataclasses.replace(host, site_packages=self.site_packages, venv="") for host in hosts)
         return tuple(dataclasses.replace(host, config=self.config) for host in hosts)
 
-    def look(self, command: str, job: Callable[[Session], Job]) -> Outcome:
+    def look(self, command: str, job: Callable[[Session], Job], so_far: SoFar = nobody) -> Outcome:
         """A job that only reads, on every host that can be reached."""
-        return self._run(command, job, self.chosen(), Rollout(keep_going=True))
+        return self._run(command, job, self.chosen(), Rollout(keep_going=True), so_far)
 
-    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout, whole: bool = True) -> Outcome:
+    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout, so_far: SoFar,
+               whole: bool = True) -> Outcome:
         """A job that changes hosts, wave by wave; `whole`: all nodes of a server, or none."""
-        return self._run(command, job, self.chosen(whole), rollout)
+        return self._run(command, job, self.chosen(whole), rollout, so_far)
 
-    def _run(self, command: str, job: Callable[[Session], Job], hosts: Sequence[HostSettings],
-             rollout: Rollout) -> Outcome:
+    def _run(self, command: str, job: Callable[[Session], Job], hosts: Sequence[HostSettings], rollout: Rollout,
+             so_far: SoFar) -> Outcome:
         series = catalogue()  # loaded, and checked, before any connection is made
 
         def make(host: HostSettings, connection: Connection, result: HostResult, node: Node) -> Job:
             return job(Session(host, connection, result, series, node))
 
-        return run_on_hosts(command, hosts, make, Progress(message_console()), rollout)
+        return run_on_hosts(command, hosts, make, Progress(message_console()), rollout, so_far)
 
 
 def list_series(**selection: object) -> Outcome:
@@ -97,10 +105,10 @@ def diff(*, up_to: str | None, **selection: object) -> Outcome:
 
 
 def apply(*, dry_run: bool, up_to: str | None, no_restart: bool, no_smoke: bool, batch: int | None, all_at_once: bool,
-          keep_going: bool, **selection: object) -> Outcome:
+          keep_going: bool, so_far: SoFar = nobody, **selection: object) -> Outcome:
     options = ApplyOptions(dry_run=dry_run, up_to=up_to or "", restart=not no_restart, smoke=not no_smoke)
     return Selection(**selection).change("apply", lambda session: Apply(session, options),
-                                         _rollout(batch, all_at_once, keep_going))
+                                         _rollout(batch, all_at_once, keep_going), so_far)
 
 
 def verify(**selection: object) -> Outcome:
@@ -112,20 +120,21 @@ def status(**selection: object) -> Outcome:
 
 
 def revert(*, dry_run: bool, no_restart: bool, batch: int | None, all_at_once: bool, keep_going: bool,
-           **selection: object) -> Outcome:
+           so_far: SoFar = nobody, **selection: object) -> Outcome:
     options = RevertOptions(dry_run=dry_run, restart=not no_restart)
     return Selection(**selection).change("revert", lambda session: Revert(session, options),
                                          # The files of one node alone: what a failed rollback may leave to do.
-                                         _rollout(batch, all_at_once, keep_going), whole=not no_restart)
+                                         _rollout(batch, all_at_once, keep_going), so_far, whole=not no_restart)
 
 
-def restart(*, batch: int | None, all_at_once: bool, keep_going: bool, **selection: object) -> Outcome:
-    return Selection(**selection).change("restart", Restart, _rollout(batch, all_at_once, keep_going))
+def restart(*, batch: int | None, all_at_once: bool, keep_going: bool, so_far: SoFar = nobody,
+            **selection: object) -> Outcome:
+    return Selection(**selection).change("restart", Restart, _rollout(batch, all_at_once, keep_going), so_far)
 
 
-def smoke_test(*, suite: str | None, **selection: object) -> Outcome:
+def smoke_test(*, suite: str | None, so_far: SoFar = nobody, **selection: object) -> Outcome:
     named = load_suite(suite) if suite else None
-    return Selection(**selection).look("smoke-test", lambda session: SmokeTest(session, named))
+    return Selection(**selection).look("smoke-test", lambda session: SmokeTest(session, named), so_far)
 
 
 def history(**selection: object) -> Outcome:

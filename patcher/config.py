@@ -135,7 +135,8 @@ class Config:
     source: Path | None
 
     def select(self, names: Iterable[str]) -> tuple[HostSettings, ...]:
-        """The hosts that `names` mean: a host of the file by its name or address, a group, or else an address as it is.
+        """The hosts that `names` mean: a host of the file by its name or address, a group, a multi-node server with all
+        its nodes, or else an address as it is.
 
         Raises UsageProblem for an address that several hosts of the file have: they may be different installations.
         """
@@ -149,6 +150,8 @@ class Config:
             if name in self.hosts:
                 members = [self.hosts[name]]
             elif not members:
+                members = [host for host in self.hosts.values() if host.server == name]
+            if not members:
                 members = [host for host in self.hosts.values() if host.address == name]
                 if len(members) > 1:
                     raise UsageProblem(
@@ -171,7 +174,7 @@ class Config:
                 )
 
     def limit(self, hosts: Sequence[HostSettings], patterns: Sequence[str]) -> tuple[HostSettings, ...]:
-        """Those of `hosts` whose name or group fits a pattern (`*` and `?` as in a shell); all without a pattern.
+        """Those of `hosts` whose name, group or server fits a pattern (`*` and `?` as in a shell); all without one.
 
         Raises UsageProblem for a pattern that fits none of them.
         """
@@ -188,18 +191,23 @@ class Config:
 
 
 def _fits(host: HostSettings, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (host.name, host.group) if name)
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (host.name, host.group, host.server) if name)
+
+
+def searched() -> tuple[Path, ...]:
+    """Where the hosts file is looked for when none is named, in this order."""
+    return Path("configs/hosts.toml"), Path.home() / ".config/ddtree-patch/hosts.toml"
 
 
 def load_config(explicit: Path | None = None) -> Config:
-    """Read the first of: `explicit`, ./configs/hosts.toml, ~/.config/ddtree-patch/hosts.toml.
+    """Read `explicit`, or the first file of `searched`.
 
     Without any, the configuration is empty. Raises UsageProblem for a file that is missing (when named), is not TOML,
     or has a key, type or value that the tool does not know.
     """
     if explicit is not None:
         return _read(explicit)
-    for candidate in (Path("configs/hosts.toml"), Path.home() / ".config/ddtree-patch/hosts.toml"):
+    for candidate in searched():
         if candidate.is_file():
             return _read(candidate)
     return Config(hosts={}, defaults=HostSettings(name=""), source=None)

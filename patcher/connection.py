@@ -6,6 +6,7 @@ feeds standard input, drains both output streams at once and gives bytes back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -13,6 +14,8 @@ import shlex
 import signal
 import socket
 import subprocess
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -181,15 +184,19 @@ class SshConnection(Connection):
     def _open(self, hop: SshTarget) -> paramiko.Transport:
         link = self._link(hop)
         known = host_keys.known_keys(hop)
+        began = time.monotonic()
         try:
             transport = paramiko.Transport(link)
             options = transport.get_security_options()
             options.key_types = host_keys.algorithms(known, tuple(options.key_types))
-            transport.banner_timeout = transport.auth_timeout = hop.connect_timeout
+            transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = hop.connect_timeout
             transport.start_client(timeout=hop.connect_timeout)
             key = transport.get_remote_server_key()  # raises when start_client gave up waiting, which it does silently
         except (paramiko.SSHException, EOFError, OSError) as error:
             link.close()
+            if _is_long_ago(began, hop):
+                awaited = "the key exchange" if transport.remote_version else "the first line of its SSH server"
+                raise ssh_auth.no_answer(hop, awaited) from error
             raise HostUnreachable(f"no SSH server answers: {str(error) or type(error).__name__}", where=hop.name,
                                   next_step=f"make `ssh {hop.name} true` work") from error
         try:
@@ -211,13 +218,15 @@ class SshConnection(Connection):
             if hop.proxy_command:
                 ours, theirs = socket.socketpair()
                 with theirs:
-                    self._proxy = subprocess.Popen(["/bin/sh", "-c", f"exec {hop.proxy_command}"], stdin=theirs,
-                                                   stdout=theirs)
+                    # Ctrl-C is for this program, which lets a commit end: the way to the host must last until then.
+                    self._proxy = subprocess.Popen(["/bin/sh", "-c", f"trap '' INT; exec {hop.proxy_command}"],
+                                                   stdin=theirs, stdout=theirs)
                 return ours
             link = socket.create_connection((hop.hostname, hop.port), hop.connect_timeout)
         except socket.gaierror as error:
             raise HostUnreachable(f"{hop.hostname} has no address: {error.strerror}", where=hop.name,
-                                  next_step="check the host name, or give it an entry in ssh_config") from error
+                                  next_step="check the host name, or give it an entry in hosts.toml or ssh_config"
+                                  ) from error
         except UnicodeError as error:
             raise HostUnreachable(f"{hop.hostname!r} cannot be a host's name", where=hop.name,
                                   next_step="check the host name") from error
@@ -235,7 +244,7 @@ class SshConnection(Connection):
         command = shlex.join(argv)
         try:
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
-                channel.exec_command(command)
+                self._start(channel, command)
                 streams = Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
                                   lambda: channel.recv_stderr(CHUNK), on_stderr, channel.close)
                 streams.start(input)
@@ -251,7 +260,28 @@ class SshConnection(Connection):
             raise self._lost(None)
         return Completed(rc, streams.stdout, streams.stderr)
 
+    def _start(self, channel: paramiko.Channel, command: str) -> None:
+        """exec_command, which by itself waits for the host's yes without end."""
+
+        def give_up() -> None:
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # nobody needs to hear of the end
+                channel.close()
+
+        began, patience = time.monotonic(), threading.Timer(self.target.connect_timeout, give_up)
+        patience.daemon = True
+        patience.start()
+        try:
+            channel.exec_command(command)
+        except paramiko.SSHException as error:
+            if _is_long_ago(began, self.target):
+                raise ssh_auth.no_answer(self.target, "a program to start") from error
+            raise
+        finally:
+            patience.cancel()
+
     def _lost(self, error: Exception | None) -> HostUnreachable:
+        if str(error) == "Timeout opening channel.":  # paramiko has no type of its own for it
+            return ssh_auth.no_answer(self.target, "a channel, after the login")
         return HostUnreachable("the connection was lost", where=self.name, detail=str(error or ""),
                                next_step="run the command again: it says where the host stands, and finishes or undoes")
 
@@ -275,6 +305,11 @@ class SshConnection(Connection):
         if self._proxy is not None:
             self._proxy.terminate()
             self._proxy.wait()
+
+
+def _is_long_ago(began: float, hop: SshTarget) -> bool:
+    """Whether what failed now had been waited for as long as anything is; paramiko's exceptions do not say."""
+    return time.monotonic() - began > hop.connect_timeout - 0.1
 
 
 def _too_much(name: str, argv: list[str]) -> BadAnswer:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import platform
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from patcher import __version__
@@ -60,36 +61,64 @@ class Rollout:
 
 
 def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress,
-                 rollout: Rollout) -> Outcome:
+                 rollout: Rollout, so_far: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:
     """Run a job on each host and give the outcome; failures are in the hosts' results, and are not raised.
 
     When one host cannot be prepared, none is executed, and after a wave with a failure no other begins, unless
-    `rollout.keep_going`. After a KeyboardInterrupt each job stops before its next step, and what has not ended by then
-    is Interrupted.
+    `rollout.keep_going`. `so_far` is called with what is known when all are prepared, and after each wave: hosts that
+    have not ended are Interrupted there, as they are if nothing more is heard of this command.
+
+    After a KeyboardInterrupt each job stops before its next step, and what has not ended by then is Interrupted; after
+    a second one nothing is waited for.
     """
     units = _units(hosts, make_job, progress)
     lanes = [lane for unit in units for lane in unit]
-    with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-        running: list[Future[None]] = []
+    running: list[Future[None]] = []
 
-        def each(chosen: Sequence[_Lane], work: Callable[[_Lane], None]) -> None:
-            running[:] = [pool.submit(work, lane) for lane in chosen]
-            wait(running)
-            for future in running:
-                future.result()  # raises what no lane takes for its host's failure
+    def each(chosen: Sequence[_Lane], work: Callable[[_Lane], None]) -> None:
+        running.clear()
+        for lane in chosen:
+            running.append(_start(work, lane))
+        wait(running)
+        for future in running:
+            future.result()  # raises what no lane takes for its host's failure
+        so_far(known(stopped=False))
 
-        try:
-            each(lanes, _Lane.prepare)
-            _roll_out(units, rollout, lambda wave: each(wave, _Lane.execute))
-        except KeyboardInterrupt:
+    def known(stopped: bool) -> Outcome:
+        return Outcome(command, tuple(lane.so_far() for lane in _in_order(lanes, hosts)), stopped=stopped)
+
+    stopped = False
+    try:
+        each(lanes, _Lane.prepare)
+        _roll_out(units, rollout, lambda wave: each(wave, _Lane.execute))
+    except KeyboardInterrupt:
+        stopped = True
+    try:
+        if stopped:
             progress.cancel()
+            progress.announce(f"stopping: each host ends the step it is at, if that takes less than {_PATIENCE:g} s; "
+                              "Ctrl-C again stops at once")
             wait(running, timeout=_PATIENCE)
-            for lane in lanes:
-                lane.interrupt()
-        finally:
-            for lane in lanes:
-                lane.close()
-    return Outcome(command, tuple(lane.result for lane in _in_order(lanes, hosts)))
+        outcome = known(stopped)  # before the connections are closed: that is no failure of their hosts
+        for lane in lanes:
+            lane.close()
+    except KeyboardInterrupt:  # the connections end with this program
+        outcome = known(stopped=True)
+    return outcome
+
+
+def _start(work: Callable[[_Lane], None], lane: _Lane) -> Future[None]:
+    """`work(lane)` on a thread of its own, which, unlike a pool's, does not keep an interrupted program from ending."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(lane))
+        except BaseException as error:  # raised by whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=lane.host.name, daemon=True).start()
+    return future
 
 
 def _units(hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress) -> list[list[_Lane]]:
@@ -141,18 +170,23 @@ class _Lane:
         self.host, self.make_job, self.result, self.node = host, make_job, result, node
         self.connection: Connection | None = None
         self.job: Job | None = None
-        self.ended = False
+        self.begun = self.ended = False
 
     def prepare(self) -> None:
         self._guard(self._prepare)
 
     def _prepare(self) -> None:
+        if not self.host.local:
+            self.result.tell("connect")
+            self.result.doing = "connect"
         self.connection = connect(self.host)
+        self.result.doing = ""
         job = self.make_job(self.host, self.connection, self.result, self.node)
         job.prepare()
         self.job = job
 
     def execute(self) -> None:
+        self.begun = True
         try:
             self._guard(self.job.execute)
         finally:  # whatever ended it: the other nodes wait for this one
@@ -166,10 +200,16 @@ class _Lane:
             self.result.error = NotTouched(f"not touched, because {why}", where=self.result.host,
                                            next_step="solve that first, leave that host out, or give --keep-going")
 
-    def interrupt(self) -> None:
-        if not self.ended and self.result.error is None:
-            self.result.error = Interrupted("stopped", where=self.result.host,
-                                            next_step="ddtree-patch status says where the host stands")
+    def so_far(self) -> HostResult:
+        """What is known of this host, in a copy that its job, which may go on, does not reach."""
+        found = self.result
+        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), data=dict(found.data))
+        if known.error is None and not self.ended:
+            waits = self.job is not None and not self.begun
+            known.error = Interrupted(
+                "not begun: nothing was changed here" if waits else f"not ended; last seen at: {found.doing or 'work'}",
+                where=found.host, next_step="ddtree-patch status says where the host stands")
+        return known
 
     def _guard(self, work: Callable[[], None]) -> None:
         """One host's failure is part of its result, so that the others' results are not lost."""

@@ -108,17 +108,21 @@ class SmokeFailed(DdtreePatchError):
 
 
 class RollbackFailed(DdtreePatchError):
-    """The old state could not be put back. ``commands`` are what an operator must run by hand."""
+    """The old state could not be put back. ``commands`` are what an operator must run by hand.
+
+    ``last_resort`` is the end of them, which is for the host itself, and only when those before it fail.
+    """
 
     exit_code = 8
 
-    def __init__(self, what: str, *, commands: Sequence[str] = (), where: str = "", next_step: str = "",
-                 detail: str = "") -> None:
+    def __init__(self, what: str, *, commands: Sequence[str] = (), last_resort: Sequence[str] = (), where: str = "",
+                 next_step: str = "", detail: str = "") -> None:
         super().__init__(what, where=where, next_step=next_step, detail=detail)
-        self.commands = list(commands)
+        self.last_resort = list(last_resort)
+        self.commands = [*commands, *last_resort]
 
     def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "commands": self.commands}
+        return {**super().as_dict(), "commands": self.commands, "last_resort": self.last_resort}
 
 
 class Locked(DdtreePatchError):

@@ -48,5 +48,10 @@ class Progress:
 
         return tell
 
+    def announce(self, text: str) -> None:
+        """A line that is about no single host."""
+        with self._lock:
+            self._console.print(plain_text(text, "", self._console))
+
     def cancel(self) -> None:
         self._cancelled.set()

@@ -7,8 +7,9 @@ it survives any log collector.
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from patcher.result import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
 
 _STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
 _PLAIN_WIDTH = 160
+_ELSEWHERE = "give a path in a directory that exists and can be written"
 
 
 def console_for(stream: IO[str]) -> Console:
@@ -61,7 +63,10 @@ def print_error(error: DdtreePatchError, console: Console) -> None:
     if error.detail:
         console.print(plain_text(_indent(error.detail), "dim", console))
     if isinstance(error, RollbackFailed):
-        for command in error.commands:
+        needed = len(error.commands) - len(error.last_resort)
+        for number, command in enumerate(error.commands):
+            if number == needed:
+                console.print("  only if the last of these fails, and on the host itself:")
             console.print(plain_text(f"    {command}", "bold", console), soft_wrap=True)
 
 
@@ -92,20 +97,47 @@ def to_junit(outcome: Outcome) -> bytes:
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
-def refuse_junit_nowhere(path: Path) -> None:
-    """Raise UsageProblem, before anything is run, for a report in a directory that does not exist."""
-    if not path.absolute().parent.is_dir():
-        raise UsageProblem("the JUnit report's directory does not exist", where=str(path),
-                           next_step="give a path in a directory that exists and can be written")
+class ReportFile:
+    """A file that has the last outcome it was given, as a whole, whenever this program ends.
 
+    `failure` says why the last one is not in it: hosts are not left half done for a report.
+    """
 
-def write_junit(outcome: Outcome, path: Path) -> None:
-    """Raises UsageProblem when the file cannot be written."""
-    try:
-        path.write_bytes(to_junit(outcome))
-    except OSError as error:
-        raise UsageProblem(f"cannot write the JUnit report: {error.strerror}", where=str(path),
-                           next_step="give a path in a directory that exists and can be written") from error
+    def __init__(self, path: Path, form: Callable[[Outcome], bytes]) -> None:
+        """form: the outcome as the file's bytes. Raises UsageProblem for a path in a directory that does not exist."""
+        self.path, self.form = path, form
+        self.failure: UsageProblem | None = None
+        if not path.absolute().parent.is_dir():
+            raise UsageProblem("the report's directory does not exist", where=str(path), next_step=_ELSEWHERE)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Write what is not the end yet, unless the file is a pipe, say: that takes one document."""
+        if not self._is_stream:
+            self.write(outcome)
+
+    def write(self, outcome: Outcome) -> None:
+        try:
+            self._put(self.form(outcome))
+            self.failure = None
+        except OSError as error:
+            self.failure = UsageProblem(f"cannot write the report: {error.strerror}", where=str(self.path),
+                                        next_step=_ELSEWHERE)
+
+    @property
+    def _is_stream(self) -> bool:
+        return self.path.exists() and not self.path.is_file()
+
+    def _put(self, data: bytes) -> None:
+        if self._is_stream:
+            self.path.write_bytes(data)
+            return
+        final = Path(os.path.realpath(self.path))  # a link stays one
+        beside = final.with_name(f".{final.name}.{os.getpid()}")
+        try:
+            beside.write_bytes(data)
+            beside.replace(final)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def _print_host(host: HostResult, console: Console, many: bool) -> None:

@@ -32,7 +32,8 @@ class HostResult:
     """The result on one host.
 
     `data` is what the command found (plan, files, checks ...), as JSON-able values; `not_done` says in words which
-    assurances this run does not give; `changed` is whether a file of the installation is different from before.
+    assurances this run does not give; `changed` is whether a file of the installation is different from before;
+    `doing` names the step that it is at.
     """
 
     host: str
@@ -43,6 +44,7 @@ class HostResult:
     data: dict[str, Any] = field(default_factory=dict)
     error: DdtreePatchError | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    doing: str = ""
 
     @property
     def ok(self) -> bool:
@@ -53,6 +55,7 @@ class HostResult:
         """Announce, time and record a step; an exception marks it failed and goes on its way."""
         step = Step(name)
         self.tell(name)
+        outer, self.doing = self.doing, name
         started = time.monotonic()
         try:
             yield step
@@ -63,6 +66,7 @@ class HostResult:
         finally:
             step.seconds = time.monotonic() - started
             self.steps.append(step)
+            self.doing = outer
 
     def skip(self, name: str, why: str) -> None:
         """Record a step that was left out, and tell the reader that its assurance is missing."""
@@ -84,21 +88,30 @@ class HostResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command over its hosts. `data` is what belongs to no host (the catalogue, for `list`)."""
+    """The result of a command over its hosts. `data` is what belongs to no host (the catalogue, for `list`).
+
+    `stopped`: the operator interrupted it, whatever became of the hosts.
+    """
 
     command: str
     hosts: tuple[HostResult, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    stopped: bool = False
 
     @property
     def error(self) -> DdtreePatchError | None:
         """The failure that the exit code stands for: an interrupt, the hosts' common one, or MixedOutcome."""
         errors = [host.error for host in self.hosts if host.error]
+        for error in errors:
+            if isinstance(error, Interrupted) and not (self.stopped and len(self.hosts) > 1):
+                return error
+        if self.stopped:
+            ended = sum(host.error is None or host.error.exit_code != Interrupted.exit_code for host in self.hosts)
+            return Interrupted(f"stopped by the operator; {ended} of {len(self.hosts)} hosts had come to their end",
+                               where=self.command,
+                               next_step="see each host's own result; ddtree-patch status says where a host stands")
         if not errors:
             return None
-        for error in errors:
-            if isinstance(error, Interrupted):
-                return error
         if len(errors) == len(self.hosts) and len({error.exit_code for error in errors}) == 1:
             return errors[0]
         return MixedOutcome(

@@ -52,6 +52,8 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
                 tried.append(label)
                 transport.auth_publickey(target.user, key)
             except paramiko.AuthenticationException as refusal:
+                if _timed_out(refusal):
+                    raise no_answer(target, f"an answer to the login of {target.user}") from refusal
                 if not transport.is_active():
                     notes.append(f"the server hung up after {len(tried)} keys ({refusal})")
                     break
@@ -85,7 +87,9 @@ def _enters_without_key(transport: paramiko.Transport, target: SshTarget, tried:
     except paramiko.BadAuthenticationType as refusal:
         if "publickey" not in refusal.allowed_types:
             raise _takes_no_keys(target, refusal) from None
-    except paramiko.AuthenticationException:
+    except paramiko.AuthenticationException as refusal:
+        if _timed_out(refusal):
+            raise no_answer(target, f"an answer to the login of {target.user}") from refusal
         return False  # a plain no
     except (paramiko.SSHException, EOFError, OSError) as error:
         if not tried:
@@ -97,6 +101,21 @@ def _takes_no_keys(target: SshTarget, refusal: paramiko.BadAuthenticationType) -
     return AuthenticationProblem(
         f"the server takes no keys for {target.user}, only {', '.join(refusal.allowed_types)}", where=target.name,
         next_step="allow PubkeyAuthentication for this user")
+
+
+def no_answer(target: SshTarget, awaited: str) -> HostUnreachable:
+    """A server that took the connection, and then says nothing."""
+    return HostUnreachable(
+        f"{target.hostname}:{target.port} took the connection, and then nothing came: "
+        f"waited {target.connect_timeout:g} s for {awaited}", where=target.name,
+        next_step=f"see what `ssh -v {target.name} true` waits for: a machine that hangs or swaps, a name service that "
+                  "does not answer its sshd, or a port that is no sshd's; ConnectTimeout in ssh_config sets how long "
+                  "is waited")
+
+
+def _timed_out(refusal: paramiko.AuthenticationException) -> bool:
+    """paramiko has no type of its own for it."""
+    return str(refusal) == "Authentication timeout."
 
 
 def _broken(target: SshTarget, error: Exception) -> HostUnreachable:

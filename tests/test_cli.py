@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
+from builders import make_package, make_series
+from command_line import start_tool
 
 from patcher import cli
 from patcher.errors import RollbackFailed
@@ -39,6 +41,7 @@ def test_options_of_single_commands():
 
     assert {"--dry-run", "--up-to", "--no-restart", "--no-smoke"} <= options("apply")
     assert {"--junit", "--suite"} <= options("smoke-test")
+    assert all("--report" in options(name) for name in ("apply", "revert", "restart"))
 
 
 @pytest.mark.parametrize("args", [
@@ -101,6 +104,43 @@ def test_junit_is_written_also_when_the_suite_fails(capfd, monkeypatch, tmp_path
     monkeypatch.setattr(cli.commands, "smoke_test", lambda **options: Outcome("smoke-test", (failed,)))
     run(capfd, "smoke-test", "--local", "--junit", str(tmp_path / "report.xml"))
     assert 'failures="1"' in (tmp_path / "report.xml").read_text()
+
+
+def test_the_report_of_a_client_that_is_killed_has_the_batches_before(tmp_path, monkeypatch):
+    make_series(tmp_path / "series/sglang-0.5.11")
+    monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "series"))
+    config, report = tmp_path / "hosts.toml", tmp_path / "report.json"
+    config.write_text("".join(
+        f'[hosts.{name}]\nlocal = true\nsite_packages = "{make_package(tmp_path / name)}"\n' for name in "abc"))
+    program = start_tool("apply", "--config", config, "--host", "a", "--host", "b", "--host", "c", "--batch", "1",
+                         "--report", report)
+    for line in program.stderr:
+        if line.startswith("c: ") and report.exists() and json.loads(report.read_bytes())["hosts"][1]["ok"]:
+            break
+    program.kill()
+    program.communicate()
+    document = json.loads(report.read_bytes())
+    assert document["command"] == "apply" and [host["host"] for host in document["hosts"]] == ["a", "b", "c"]
+    assert [host["changed"] for host in document["hosts"][:2]] == [True, True]
+    assert (tmp_path / "a/sglang/srt/ddtree.py").exists() and (tmp_path / "b/sglang/srt/ddtree.py").exists()
+    last = document["hosts"][2]
+    assert last["changed"] or last["error"]["error"] == "Interrupted"
+
+
+def test_a_report_that_cannot_be_written_hides_no_result(capfd, tmp_path, monkeypatch):
+    make_series(tmp_path / "series/sglang-0.5.11")
+    monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "series"))
+    tree = make_package(tmp_path / "tree")
+    code, out, err = run(capfd, "apply", "--site-packages", str(tree), "--report", "/proc/report.json", "--json")
+    assert code == 2 and json.loads(out)["hosts"][0]["changed"] and "cannot write the report" in err
+
+
+def test_without_a_host_the_places_that_were_searched_are_named(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code, out, _ = run(capfd, "status", "--json")
+    where = json.loads(out)["error"]["where"]
+    assert code == 2 and f"{tmp_path}/configs/hosts.toml" in where
+    assert f"{tmp_path}/home/.config/ddtree-patch/hosts.toml" in where
 
 
 def test_as_a_program_without_a_terminal():

@@ -63,6 +63,21 @@ def test_defaults_are_merged_table_by_table_and_the_host_wins(tmp_path):
     assert (b.address, b.user, b.service.kind, b.endpoint.port) == ("b", "ops", "none", 30000)
 
 
+def test_a_multi_node_server_is_chosen_by_its_name(tmp_path):
+    config = load_config(write(tmp_path, """
+        [hosts.n0]
+        server = "kimi"
+        group = "lab"
+        [hosts.n1]
+        server = "kimi"
+        [hosts.other]
+        group = "lab"
+    """))
+    assert [host.name for host in config.select(["kimi"])] == ["n0", "n1"]
+    assert [host.name for host in config.select(["lab", "kimi"])] == ["n0", "other", "n1"]
+    assert [host.name for host in config.limit(config.select(["lab"]), ["kim?"])] == ["n0"]
+
+
 def test_a_name_that_is_not_in_the_file_is_an_address_with_the_defaults(tmp_path):
     config = load_config(write(tmp_path, '[defaults]\nvenv = "/v"\n'))
     assert config.select(["10.9.9.9"]) == (HostSettings(name="10.9.9.9", address="10.9.9.9", venv="/v"),)

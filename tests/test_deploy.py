@@ -55,12 +55,12 @@ def connections(monkeypatch):
     return made
 
 
-def run(*names, keep_going=False, job=FakeJob):
+def run(*names, keep_going=False, job=FakeJob, batch=0, so_far=lambda outcome: None):
     log = []
     progress = Progress(console_for(io.StringIO()))
     hosts = [HostSettings(name) for name in names]
     outcome = deploy.run_on_hosts("apply", hosts, lambda h, c, r, node: job(h, c, r, log), progress,
-                                  deploy.Rollout(keep_going=keep_going))
+                                  deploy.Rollout(keep_going=keep_going, batch=batch), so_far)
     return outcome, log
 
 
@@ -136,3 +136,74 @@ def test_an_interrupt_ends_each_job_before_its_next_step(connections, monkeypatc
     outcome, _ = run("a", job=Waiter)
     assert isinstance(outcome.error, Interrupted) and outcome.error.exit_code == 130
     assert connections["a"].closed
+
+
+def test_what_is_known_is_told_after_every_wave(connections):
+    told = []
+    outcome, _ = run("a", "b", "smoke", batch=1, so_far=lambda outcome: told.append(codes(outcome)))
+    assert told == [
+        {"a": 130, "b": 130, "smoke": 130}, {"a": 0, "b": 130, "smoke": 130}, {"a": 0, "b": 0, "smoke": 130},
+        {"a": 0, "b": 0, "smoke": 7}] and codes(outcome) == told[-1]
+
+
+class Hung(FakeJob):
+    """Host `hung` says nothing until its connection is closed, which its job takes for the end of the host."""
+
+    reached = threading.Event()
+
+    def __init__(self, host, connection, result, log):
+        super().__init__(host, connection, result, log)
+        self.connection = connection
+
+    def execute(self):
+        if self.host.name != "hung":
+            return super().execute()
+        with self.result.step("restart"):
+            self.reached.set()
+            while not self.connection.closed:
+                threading.Event().wait(0.01)
+            raise HostUnreachable("the connection was lost", where=self.host.name)
+
+
+def ctrl_c(monkeypatch, times):
+    """Ctrl-C `times` times, from the moment on when the host hangs."""
+    Hung.reached.clear()
+    left = [times]
+    real_wait = deploy.wait
+
+    def interrupted_wait(futures, timeout=None):
+        while left[0] and not all(future.done() for future in futures):
+            if Hung.reached.wait(0.01):
+                left[0] -= 1
+                raise KeyboardInterrupt
+        return real_wait(futures, timeout)
+
+    monkeypatch.setattr(deploy, "wait", interrupted_wait)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_a_host_hangs_exits_130_with_what_is_known_of_each(connections, monkeypatch, times):
+    """The host did not end by itself: that its connection was closed is no failure of it, and not the outcome."""
+    monkeypatch.setattr(deploy, "_PATIENCE", 0.05 if times == 1 else 3600)
+    ctrl_c(monkeypatch, times)
+    outcome, log = run("a", "hung", "later", batch=1, job=Hung)
+    assert outcome.error.exit_code == 130 and "1 of 3 hosts" in outcome.error.what
+    assert codes(outcome) == {"a": 0, "hung": 130, "later": 130}
+    assert outcome.hosts[0].summary == "done"
+    assert "restart" in outcome.hosts[1].error.what and "status" in outcome.hosts[1].error.next_step
+    assert "nothing was changed here" in outcome.hosts[2].error.what and ("execute", "later") not in log
+    for connection in connections.values():
+        connection.close()
+
+
+def test_ctrl_c_exits_130_whatever_becomes_of_the_host_meanwhile(connections, monkeypatch):
+    ctrl_c(monkeypatch, 1)
+
+    class Fails(Hung):
+        def execute(self):
+            self.reached.set()
+            threading.Event().wait(0.1)
+            raise HostUnreachable("no route", where=self.host.name)
+
+    outcome, _ = run("a", job=Fails)
+    assert codes(outcome) == {"a": 3} and outcome.error.exit_code == 130 and outcome.as_dict()["exit_code"] == 130

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -9,11 +10,11 @@ from rich.console import Console
 
 from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
 from patcher.report import (
+    ReportFile,
     console_for,
     error_to_json,
     print_error,
     print_outcome,
-    refuse_junit_nowhere,
     to_json,
     to_junit,
 )
@@ -102,6 +103,17 @@ def test_error_text_has_what_where_next_and_the_commands_on_lines_of_their_own()
     assert f"    {long_command}" in lines, "a command that is wrapped cannot be copied"
 
 
+def test_commands_that_only_a_failure_of_the_others_needs_are_printed_as_such():
+    stream = io.StringIO()
+    error = RollbackFailed("down", commands=["ddtree-patch restart --local"], last_resort=["systemctl restart sglang"])
+    print_error(error, console_for(stream))
+    assert stream.getvalue().splitlines()[1:] == [
+        "    ddtree-patch restart --local", "  only if the last of these fails, and on the host itself:",
+        "    systemctl restart sglang"]
+    assert error.as_dict()["commands"] == ["ddtree-patch restart --local", "systemctl restart sglang"]
+    assert error.as_dict()["last_resort"] == ["systemctl restart sglang"]
+
+
 def test_terminal_output_keeps_unicode():
     stream = io.StringIO()
     print_error(Drift("caf\u00e9"), Console(file=stream, force_terminal=True, markup=False))
@@ -138,6 +150,28 @@ def test_junit_tells_what_was_skipped_and_is_xml_whatever_the_names_are():
     assert suite.find("testcase/skipped").get("message") == "another host answers"
 
 
-def test_junit_nowhere_is_refused(tmp_path):
+def test_a_report_nowhere_is_refused(tmp_path):
     with pytest.raises(UsageProblem, match="does not exist"):
-        refuse_junit_nowhere(tmp_path / "missing" / "report.xml")
+        ReportFile(tmp_path / "missing" / "report.xml", to_junit)
+
+
+def test_a_report_stays_whole_and_a_link_to_it_stays_one(tmp_path):
+    (tmp_path / "real.xml").write_text("of last week")
+    link = tmp_path / "report.xml"
+    link.symlink_to("real.xml")
+    report = ReportFile(link, to_junit)
+    for outcome in (Outcome("apply"), Outcome("apply", (HostResult("a"),))):
+        report.keep(outcome)
+        assert link.read_bytes() == to_junit(outcome) and report.failure is None
+    assert link.is_symlink() and sorted(path.name for path in tmp_path.iterdir()) == ["real.xml", "report.xml"]
+
+
+def test_a_pipe_gets_one_report(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    report = ReportFile(pipe, to_junit)
+    report.keep(Outcome("apply", (HostResult("a"),)))
+    report.write(Outcome("apply"))
+    assert os.read(reader, 1 << 16) == to_junit(Outcome("apply")) and pipe.is_fifo()
+    os.close(reader)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from patcher.errors import Conflict, DdtreePatchError, HostUnreachable, Interrupted, Locked
 from patcher.jobs.commit import describe
+from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import stage_named
@@ -40,12 +41,14 @@ class Doctor(Look):
             self.facts["interpreter"] = f"{interpreter['executable']}, Python {interpreter['version']}"
             self.facts |= self._versions()
         self.facts["editable"] = "yes" if session.inspection["editable"] else "no"
+        session.result.data["facts"] = self.facts  # already now: the kernel adds to them, and no failure hides them
         for name, look in (
             ("supported version", self._supported), ("files", self._files), ("writable", self._writable),
             ("links", self._links), ("disk space", self._space), ("lock", self._lock), ("receipt", self._receipt),
-            ("service", self._service), ("the copy that is served", self._copy), ("kernel", self._ops),
+            ("service", self._service), ("the copy that is served", self._copy),
         ):
             self._look(name, look)
+        self._collect(self._kernel)
         if self.failures:
             session.result.summary = f"{len(self.failures)} things stand in the way of an apply"
             raise self.failures[0]
@@ -57,9 +60,15 @@ class Doctor(Look):
         return dict(line.split(" ", 1) for line in reply["stdout"].splitlines() if " " in line)
 
     def _look(self, name: str, look: Callable[[Step], str]) -> None:
-        try:
+        def as_step() -> None:
             with self.session.result.step(name) as step:
                 step.detail = look(step)
+
+        self._collect(as_step)
+
+    def _collect(self, look: Callable[[], None]) -> None:
+        try:
+            look()
         except (Interrupted, HostUnreachable):
             raise
         except DdtreePatchError as error:
@@ -117,6 +126,7 @@ class Doctor(Look):
         serving = Serving(self.session)
         if serving.service is None:
             return serving.why_not
+        serving.refuse_supervised()
         described = serving.service.describe()
         self.session.result.data["service"] = described
         if not described["running"]:
@@ -130,6 +140,12 @@ class Doctor(Look):
         refuse_other_copy(self.session.target, self.session.inspection)
         return "no server of another copy is in the way"
 
-    def _ops(self, step: Step) -> str:
-        path, name = ops_of(self.session.version)["verify"]
-        return f"{name} is expected in {path}; ddtree-patch verify tries it"
+    def _kernel(self) -> None:
+        """Where apply would try the kernel, try it: its failure is one that apply would end with."""
+        why_not = Serving(self.session).why_not
+        if not why_not:
+            check_kernel(self.session, stage=stage_named(self.session.series(), ""), sampled=True)
+            return
+        with self.session.result.step("kernel probe") as step:
+            path, name = ops_of(self.session.version)["verify"]
+            step.detail = f"{name} is expected in {path}; not tried, nor would apply try it: {why_not}"
