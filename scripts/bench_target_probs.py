@@ -1,7 +1,7 @@
-#!/usr/bin/env python3
 """What the target distribution of a verify forward costs on a GPU: our kernel, the torch path, a plain argmax.
 
-    scripts/bench_target_probs.py --modules DIR [--vocab 151936] [--nodes 33] [--batch 1,4,16] [--runs 5] [--out FILE]
+    python -m scripts.bench_target_probs --modules DIR [--vocab 151936] [--nodes 33] [--batch 1,4,16] [--runs 5]
+                                         [--out FILE]
 
 DIR holds dflash_utils.py and dflash_sampling_*.py of a patched sglang/srt/speculative; of SGLang nothing else is
 needed, only torch and triton. Every figure is a median over runs, in microseconds: `gpu` between CUDA events with many
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import platform
 import statistics
@@ -23,6 +22,8 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 import triton
+
+from scripts import speculative
 
 SETTINGS = {
     "T": {},
@@ -38,22 +39,13 @@ CALLS = 20  # under way between two events
 
 
 def load(directory: Path) -> ModuleType:
-    """dflash_utils of a patched SGLang, by path, with stand-ins for the two SGLang modules that it imports."""
-    package = ModuleType("sglang.srt.speculative")
-    for name in ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.quantization"):
-        sys.modules.setdefault(name, ModuleType(name))
+    """dflash_utils of a patched SGLang, with stand-ins for the two modules of SGLang that it imports from elsewhere."""
     unquant = ModuleType("sglang.srt.layers.quantization.unquant")
     unquant.UnquantizedLinearMethod = type("FakeUnquantizedLinearMethod", (), {})
     utils = ModuleType("sglang.srt.utils")
     utils.is_cuda = utils.is_musa = lambda: False
-    sys.modules |= {unquant.__name__: unquant, utils.__name__: utils, package.__name__: package}
-    for name in ("dflash_sampling_search", "dflash_sampling_kernels", "dflash_utils"):
-        spec = importlib.util.spec_from_file_location(f"{package.__name__}.{name}", directory / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        setattr(package, name, module)
-        spec.loader.exec_module(module)
-    return package.dflash_utils
+    sys.modules |= {unquant.__name__: unquant, utils.__name__: utils}
+    return speculative.load("dflash_utils", directory)
 
 
 def sampling_info(bs: int, device: str, *, temperature=0.8, top_k=TOP_K_ALL, top_p=1.0, min_p=0.0) -> SimpleNamespace:
