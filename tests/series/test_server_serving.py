@@ -25,6 +25,8 @@ from reference import (
 )
 from serving import PROMPTS, Server, running, token_ids
 
+from scripts.gpu.refusals import REQUESTS
+
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
 END_OF_TEXT = 2
@@ -189,21 +191,9 @@ def test_beyond_the_end_of_the_context(server):
     assert status == 200 and len(answer["output_ids"]) == LAST_TOKEN - 1001
 
 
-REFUSED = {
-    "frequency_penalty": {"sampling_params": {"frequency_penalty": 0.5}},
-    "presence_penalty": {"sampling_params": {"presence_penalty": 0.5}},
-    "repetition_penalty": {"sampling_params": {"repetition_penalty": 1.2}},
-    "min_new_tokens": {"sampling_params": {"min_new_tokens": 2}},
-    "sampling_seed": {"sampling_params": {"sampling_seed": 3}},
-    "custom logit processor": {"custom_logit_processor": "{}"},
-    "return_logprob": {"return_logprob": True},
-    "grammar": {"sampling_params": {"json_schema": "{}"}},
-}
-
-
-@pytest.mark.parametrize("named", REFUSED)
+@pytest.mark.parametrize("named", REQUESTS)
 def test_what_a_tree_cannot_serve_exactly_is_a_400_that_names_it(named, server):
-    body = {"input_ids": token_ids(b"import os\n"), **REFUSED[named]}
+    body = {"input_ids": token_ids(b"import os\n"), **REQUESTS[named]}
     body["sampling_params"] = {"temperature": 1.0, "max_new_tokens": 4, **body.get("sampling_params", {})}
     status, answer = server.ask(body)
     assert status == 400 and named in json.dumps(answer), answer
