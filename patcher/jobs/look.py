@@ -60,10 +60,14 @@ class List(Look):
     def show(self) -> None:
         self.describe_installation()
         try:
-            self.facts["series"] = self.session.series().name
+            series = self.session.series()
         except UnsupportedVersion as error:
             self.facts["series"] = f"none: {error.what}"
-        self.session.result.summary = f"{self.facts['installed']}: series {self.facts['series']}"
+            self.session.result.summary = f"{self.facts['installed']}: series {self.facts['series']}"
+            return
+        self.facts["series"] = series.name
+        state = overall_state(file_states(self.session, series), series)
+        self.session.result.summary = f"{self.facts['installed']}: {_in_words(state, series)}"
 
 
 class Diff(Look):
@@ -113,11 +117,16 @@ class Status(Look):
         rows = file_states(session, series)
         state = overall_state(rows, series)
         result.data |= {"series": series.name, "state": state, "files": shown(rows, state)}
-        result.summary = {
-            "pristine": f"not patched; series {series.name} can be applied",
-            "drift": "some files are in no state that the series knows; apply would refuse",
-            "mixed": "the files are in different known states; apply brings them to one",
-        }.get(state, f"patched: series {series.name}, stage {state}")
+        result.summary = _in_words(state, series)
+
+
+def _in_words(state: str, series: Series) -> str:
+    """What the state of all files together, as `overall_state` gives it, means for a reader."""
+    return {
+        "pristine": f"not patched; series {series.name} can be applied",
+        "drift": "some files are in no state that the series knows; apply would refuse",
+        "mixed": "the files are in different known states; apply brings them to one",
+    }.get(state, f"patched: series {series.name}, stage {state}")
 
 
 class History(Look):

@@ -63,8 +63,8 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
         result.summary = "the old state could not be put back"
         raise RollbackFailed(
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
-            where=session.host.name, next_step="run these commands, in this order; the last ones on the host itself",
-            commands=[*manual, *serving.service.by_hand()], detail=error.detail,
+            where=session.host.name, next_step="run these commands, in this order",
+            commands=manual, last_resort=serving.service.by_hand(), detail=error.detail,
         ) from failure
 
 
