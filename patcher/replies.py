@@ -23,10 +23,11 @@ _HOLDER = {"pid": COUNT, "who": str, "host": str, "since": TIME}
 _FILE = {"sha256": (SHA256, None), "record_sha256": _TEXT, "size": (COUNT, None), "link": _TEXT, "links": (COUNT, None),
          "data": (BASE64, None), "before_data": (BASE64, None)}
 _PROCESS = {"pid": COUNT, "argv": [str], "exe": _TEXT, "python": _TEXT, "prefix": _TEXT, "real_prefix": _TEXT,
-            "listening": [COUNT], "sglang_root": _TEXT, "pycache_prefix": _TEXT, "start_time": TIME}
+            "listening": [COUNT], "sglang_root": _TEXT, "pycache_prefix": _TEXT, "start_time": TIME,
+            "keeper": (None, {"kind": str, "name": str})}
 _INTERPRETER = {"executable": str, "version": str, "prefix": str, "real_prefix": str}
 _REPLIES = {
-    "processes": {"processes": [_PROCESS]},
+    "processes": {"processes": [_PROCESS], "missing": [{"port": COUNT, "python": str}]},
     "inspect": {
         "root": str, "version": str, "editable": bool, "state_dir": str, "package_dir": str, "files": each(_FILE),
         "interpreter": (None, _INTERPRETER), "receipt": (None, _RECEIPT), "receipt_state": str, "journal": bool,

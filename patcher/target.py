@@ -22,6 +22,14 @@ _SECRET_TEXT = re.compile(r"""(?ix)
     | \b authorization ["']? \s* [:=] \s* ["']? (?:bearer\s+)? | \b bearer \s+ )
     ( '[^']*' | "[^"]*" | [^\s,;)'"]+ )""")
 
+_KINDS = {  # a keeper's kind -> the settings for it
+    "systemd": '{{ kind = "systemd", unit = "{name}" }}',
+    "systemd --user": '{{ kind = "systemd", scope = "user", unit = "{name}" }}',
+    "supervisor": '{{ kind = "supervisor", program = "..." }}, named as `supervisorctl status` does',
+    "command": '{{ kind = "command", restart = [...], stop = [...], start = [...] }}, with its own commands',
+    "container": '{{ kind = "docker", container = "..." }}',
+}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -65,8 +73,9 @@ def find_target(connection: Connection, host: HostSettings, package: str) -> Tar
     venv = _path(host, host.venv, "venv") if host.venv else ""
     python = f"{venv}/bin/python3" if venv else tool
     asked = {"op": "processes", "package": package}
-    processes = tuple(replies.check(asked, call_agent(connection, python, asked), host.name)["processes"])
-    return Target(host, connection, python if venv else _serving_python(host, processes), "", package, processes)
+    reply = replies.check(asked, call_agent(connection, python, asked), host.name)
+    return Target(host, connection, python if venv else _serving_python(host, reply["processes"], reply["missing"]), "",
+                  package, tuple(reply["processes"]))
 
 
 def _path(host: HostSettings, path: str, what: str) -> str:
@@ -79,16 +88,19 @@ def _path(host: HostSettings, path: str, what: str) -> str:
     return path.rstrip("/")
 
 
-def _serving_python(host: HostSettings, processes: Sequence[Mapping[str, Any]]) -> str:
+def _serving_python(host: HostSettings, processes: Sequence[Mapping[str, Any]],
+                    missing: Sequence[Mapping[str, Any]]) -> str:
+    """By the server on the port; else by the one that this tool stopped there and left down; else by any server."""
     port = host.endpoint.port
-    serving = [p for p in processes if port is None or port in p["listening"]] or list(processes)
-    pythons = {p["python"] or p["exe"]: p for p in serving}
+    running = {p["python"] or p["exe"]: describe_process(p) for p in processes}
+    pythons = ({p["python"] or p["exe"]: describe_process(p) for p in processes if port in (None, *p["listening"])}
+               or {m["python"]: f"port {m['port']}, stopped" for m in missing if port in (None, m["port"])} or running)
     if not pythons:
         raise NoInstallation("no SGLang server is running there, so its venv cannot be found out", where=host.name,
                              next_step="give --venv PATH, or venv in hosts.toml; or start the server first")
     if len(pythons) > 1:
-        listing = "\n".join(f"--venv {os.path.dirname(os.path.dirname(python))}   # {describe_process(p)}"
-                            for python, p in pythons.items())
+        listing = "\n".join(f"--venv {os.path.dirname(os.path.dirname(python))}   # {server}"
+                            for python, server in pythons.items())
         raise UsageProblem(f"servers of {len(pythons)} different venvs are running there", where=host.name,
                            next_step="choose one with --venv", detail=listing)
     return next(iter(pythons))
@@ -117,6 +129,18 @@ def refuse_other_copy(target: Target, inspection: Mapping[str, Any]) -> None:
         next_step="give the --venv of that server, or --no-restart to change the files of this copy all the same",
         detail="\n".join(describe_process(p) for p in others),
     )
+
+
+def refuse_kept(process: Mapping[str, Any], where: str) -> None:
+    """Raise Conflict for a server that another program (its `keeper`) starts again when it ends."""
+    keeper = process["keeper"]
+    kind = _KINDS.get(keeper["kind"], "the kind of that")
+    raise Conflict(
+        f"process {process['pid']} is kept running by {keeper['name']}, which would start a second server once "
+        "service.kind process ends this one", where=where,
+        next_step=f"set service in hosts.toml to {kind.format(name=keeper['name'])} (docs/services.md); or give "
+                  "--no-restart to change the files alone",
+        detail=describe_process(process))
 
 
 def _runs(process: Mapping[str, Any], inspection: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patcher.agent.keepers import unit_of
 from patcher.agent.processes import is_launcher
 from patcher.connection import LocalConnection
 from patcher.remote import call_agent
@@ -91,3 +92,17 @@ def test_a_source_tree_in_the_working_directory_wins(server, tmp_path: Path):
 ])
 def test_what_is_a_launcher(argv: list[str], expected: bool):
     assert is_launcher(argv) is expected
+
+
+@pytest.mark.parametrize(("cgroups", "unit"), [
+    ("0::/system.slice/sglang.service\n", ("sglang.service", [])),
+    ("1:name=systemd:/system.slice/sglang.service\n0::/\n", ("sglang.service", [])),
+    ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service\n", ("sglang.service", ["--user"])),
+    ("0::/user.slice/user-1000.slice/session-3.scope\n", ("", [])),
+    ("0::/user.slice/user-1000.slice/user@1000.service/tmux-spawn-1.scope\n", ("", [])),
+    ("0::/system.slice/docker-0a1b.scope\n", ("", [])),
+    ("12:cpu:/a/b\n1:name=systemd:/\n0::/\n", ("", [])),
+    ("", ("", [])),
+])
+def test_the_unit_of_a_control_group(cgroups, unit):
+    assert unit_of(cgroups) == unit

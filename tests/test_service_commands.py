@@ -68,6 +68,23 @@ def service_of(kind, commands, script=None, port=30000, **settings):
     return make_service(ServiceSettings(kind=kind, **settings), host)
 
 
+@pytest.mark.parametrize(("kind", "settings", "place"), [
+    ("systemd", {"unit": "x.service"}, "journalctl --unit=x.service --boot"),
+    ("systemd", {"unit": "x.service", "scope": "user"}, "journalctl --user-unit=x.service --boot"),
+    ("docker", {"container": "x"}, "docker logs x"),
+    ("supervisor", {"program": "x"},
+     "supervisorctl tail -1048576 x stdout and supervisorctl tail -1048576 x stderr"),
+    ("command", {}, "not known here; service.log in hosts.toml can name it"),
+    ("command", {"log": "/var/log/x"}, "/var/log/x"),
+])
+def test_where_the_log_is(kind, settings, place):
+    commands = FakeCommands(([], (0, "", "")))
+    service = service_of(kind, commands, **settings)
+    commands.sudo = False
+    service._seen = {"log": None}  # it writes to no file
+    assert service.log_at() == place
+
+
 # ---- systemd -----------------------------------------------------------------------------------------------
 
 

@@ -180,6 +180,23 @@ def test_start_when_the_server_is_dead(site):
     assert site.info()["secret_is_set"]
 
 
+def test_a_server_that_was_stopped_is_missing_until_another_is_ready(site):
+    by_hand = site.start()
+    service = site.service(PATCHED)
+    site.wait(service, 0.0)
+    assert service.ended() is None
+    service.stop()
+    assert site.service(PATCHED).ended() == by_hand.args
+    service.start()
+    later = site.service(PATCHED)  # the one that was started need not come up
+    site.wait(later, 0.0)
+    later.restart()
+    assert later.ended() == by_hand.args
+    site.wait(later, 0.0)
+    later.settled()
+    assert site.service(PATCHED).ended() is None and site.info()["speculative_algorithm"] == "DDTREE"
+
+
 def test_a_port_that_somebody_else_holds_is_told_before_the_start(site):
     site.start()
     service = site.service()

@@ -14,7 +14,8 @@ def process(pid, venv, port, **more):
     return {"pid": pid, "python": f"{venv}/bin/python", "exe": "/usr/bin/python3.11", "prefix": venv,
             "real_prefix": more.get("real_prefix", venv), "listening": [port] if port else [],
             "argv": ["python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"],
-            "sglang_root": more.get("sglang_root"), "pycache_prefix": None, "start_time": 1.0}
+            "sglang_root": more.get("sglang_root"), "pycache_prefix": None, "start_time": 1.0,
+            "keeper": None}
 
 
 def inspection(venv):
@@ -27,10 +28,10 @@ def host_runs(monkeypatch):
     """`host_runs(process, ...)`: what the agent lists; gives the interpreters that were asked."""
     asked = []
 
-    def set_processes(*processes):
+    def set_processes(*processes, missing=()):
         def call_agent(connection, python, request):
             asked.append(python)
-            return {"processes": list(processes)}
+            return {"processes": list(processes), "missing": list(missing)}
 
         monkeypatch.setattr(target, "call_agent", call_agent)
         return asked
@@ -67,6 +68,15 @@ def test_no_server_and_no_venv(host_runs):
     host_runs()
     with pytest.raises(NoInstallation, match="no SGLang server is running"):
         find_target(None, HOST, "sglang")
+
+
+def test_the_venv_of_a_server_that_was_left_down_is_taken(host_runs):
+    missing = {"port": 30000, "python": "/opt/a/bin/python3"}
+    host_runs(missing=[missing])
+    assert find_target(None, HOST, "sglang").python == "/opt/a/bin/python3"
+    host_runs(process(2, "/opt/b", 30001), missing=[missing])
+    chosen = find_target(None, HostSettings("gpu", endpoint=EndpointSettings(port=30000)), "sglang")
+    assert chosen.python == "/opt/a/bin/python3"
 
 
 def test_a_named_venv_is_asked_itself_and_must_be_absolute(host_runs):

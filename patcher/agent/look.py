@@ -16,6 +16,7 @@ from .failures import Refusal, write_problem
 from .files import hash_of, read, sha256, unlink, write_state
 from .journal import HISTORY, JOURNAL, RECEIPT, STATE, history_with
 from .lock import lock_holder, locked
+from .missing import note
 from .record import record_lines
 from .site import Site
 
@@ -122,7 +123,10 @@ def history(site: Site, request: dict) -> dict:
 
 
 def state(site: Site, request: dict) -> dict:
-    """Small JSON values that outlive the connection. A value of null removes its name."""
+    """Small JSON values that outlive the connection. A value of null removes its name.
+
+    "missing": {"port", "is_missing"} of a server, kept beside them.
+    """
     put, get = request.get("put") or {}, request.get("get") or ()
     for name in (*put, *get):
         if not re.fullmatch(r"[a-z_]+", name):
@@ -133,4 +137,6 @@ def state(site: Site, request: dict) -> dict:
             values = {**(site.load(STATE) or {}), **put}
             values = {name: value for name, value in values.items() if value is not None}
             write_state(site.state(STATE), json.dumps(values).encode())
+    if request.get("missing"):
+        note(**request["missing"])
     return {"values": {name: values.get(name) for name in get}}

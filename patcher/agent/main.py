@@ -11,6 +11,7 @@ from .commit import commit
 from .failures import Refusal, os_refusal
 from .journal import recover
 from .look import forget, history, inspect, state
+from .missing import noted
 from .processes import launchers
 from .programs import run_python
 from .site import Site
@@ -21,7 +22,7 @@ OPERATIONS = {"inspect": inspect, "commit": commit, "forget": forget, "history":
 
 def answer(request: dict) -> dict:
     if request["op"] == "processes":
-        return {"processes": launchers()}
+        return {"processes": launchers(), "missing": noted()}
     site = Site(request.get("package") or "sglang", request.get("site_packages"))
     before = recover(site, request.get("who", ""))
     if request["op"] == "recover":

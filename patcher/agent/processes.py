@@ -8,6 +8,7 @@ import time
 
 from .failures import user_name
 from .files import read
+from .keepers import keeper_of
 
 
 def launchers() -> list[dict]:
@@ -20,7 +21,8 @@ def launchers() -> list[dict]:
                 process = _look_at(int(name), boot)
                 if process:
                     found[process["pid"]] = process
-    return [process for process in found.values() if process.pop("parent") not in found]
+    servers = [process for process in found.values() if process.pop("parent") not in found]
+    return [{**process, "keeper": keeper_of(process["pid"])} for process in servers]
 
 
 def is_launcher(argv: list[str]) -> bool:

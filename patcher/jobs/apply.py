@@ -12,11 +12,11 @@ from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.jobs.commit import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.rollback import ServerBefore, bring_back, roll_back, take_back
-from patcher.jobs.serving import Serving
+from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session, stage_named
 from patcher.plan import make_plan
 from patcher.result import SKIPPED, WARNING
-from patcher.services.flags import apply_flags
+from patcher.services.flags import apply_flags, different_flags
 from patcher.target import refuse_other_copy
 from patcher.team import NodeFailed
 
@@ -55,6 +55,7 @@ class Apply:
         self.serving = Serving(self.session)
         if self.options.restart and self.serving.service:
             refuse_other_copy(self.session.target, self.session.inspection)
+            self.serving.refuse_supervised()
 
     @property
     def sampled(self) -> bool:
@@ -89,38 +90,41 @@ class Apply:
         if not self._restarts("restart"):
             return
         with self.result.step("look at the running server") as step:
-            server = self.serving.service.live()
-            why = "no server is running" if server is None else self._why_restart(server)
+            server, before = self.serving.look()
+            why = self._why_restart(server) if server else LEFT_DOWN if before else "no server is running"
             step.detail = why or f"process {server['pid']} runs the patched files"
-        found = self.session.node.share((server is None and not self.serving.service.starts_stopped, why)).values()
+        found = self.session.node.share((before is None and not self.serving.service.starts_stopped, why)).values()
         if any(absent for absent, _ in found):
             self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
         elif any(reason for _, reason in found):
-            self._restart_only(server)
+            self._restart_only(before)
             self.result.summary += f"; the server was restarted, because {why or 'another node needs it'}"
         else:  # an apply that was cut short may have left it unchecked
+            self.serving.service.settled()
             self.result.not_done.append("smoke suite: nothing was changed; ddtree-patch smoke-test runs it")
 
     def _would_restart(self) -> str:
         """What an apply would do to the server, for a dry run."""
         if self.serving.why_not or not self.options.restart:
             return ""
-        server = self.serving.service.live()
-        if server is None:
-            return "; no server is running"
-        why = "its files change" if self.plan.changes else self._why_restart(server)
+        server, before = self.serving.look()
         flags = shlex.join(apply_flags([], self.session.host.service.args))
+        if server is None:
+            with_flags = f" with {flags}" if flags else ""
+            would = f"; the server would be started{with_flags}, because {LEFT_DOWN}"
+            return would if before else "; no server is running"
+        why = "its files change" if self.plan.changes else self._why_restart(server)
         with_flags = f" with {flags}" if flags and why else ""
         return f"; process {server['pid']} would be restarted{with_flags}, because {why}" if why else "; no restart"
 
-    def _restart_only(self, server: Mapping[str, Any] | None) -> None:
+    def _restart_only(self, before: Mapping[str, Any] | None) -> None:
         """Restart a server whose files are right already; if that fails, start it with the command line it had."""
         try:
             self._start_and_check()
         except Exception as failure:
-            if _leaves_host_alone(failure) or not all(self.session.node.share(server is not None).values()):
+            if _leaves_host_alone(failure) or not all(self.session.node.share(before is not None).values()):
                 raise
-            bring_back(self.session, self.serving, server, self.series.identity(self.stage), failure)
+            bring_back(self.session, self.serving, before, self.series.identity(self.stage), failure)
             self.result.summary += "; the server could not be restarted as wanted, and runs as it did before"
             if isinstance(failure, DdtreePatchError):
                 failure.next_step = f"the server runs again as before; {failure.next_step}"
@@ -134,6 +138,9 @@ class Apply:
         if list(argv) != apply_flags(argv, flags):
             wanted = shlex.join(apply_flags([], flags))
             return f"its command line had not {wanted}" if wanted else "it has a flag that service.args takes off"
+        others = different_flags(argv, self.serving.service.line_for(server))
+        if others:
+            return f"service.args no longer make its {', '.join(others)}"
         if not self.session.host.answers:
             return ""
         try:
@@ -196,12 +203,12 @@ class Apply:
     def _before(self, restarts: bool) -> ServerBefore:
         """The server as it is now; its greedy outputs are kept, unless they were before an earlier apply."""
         patched = self.session.receipt is not None
-        server = self.serving.service.live() if restarts else None
+        server, meant = self.serving.look() if restarts else (None, None)
         if server is None:
-            return ServerBefore(None, patched, None)
+            return ServerBefore(None, meant is not None, patched, None)
         process = (server["pid"], server["ticks"])
         if not self.session.host.answers:
-            return ServerBefore(process, patched, None)
+            return ServerBefore(process, True, patched, None)
         with self.result.step("record the outputs at temperature 0") as step:
             try:
                 identities = self.serving.identities()
@@ -212,8 +219,8 @@ class Apply:
                     step.detail = "kept from before the first apply"
             except ServerProblem as problem:
                 step.state, step.detail = WARNING, f"the server does not answer: {problem.what}"
-                return ServerBefore(process, patched, None)
-        return ServerBefore(process, patched, identities)
+                return ServerBefore(process, True, patched, None)
+        return ServerBefore(process, True, patched, identities)
 
     def _start_and_check(self) -> None:
         identity = self.series.identity(self.stage)

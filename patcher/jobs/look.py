@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from patcher.errors import UnsupportedVersion
+from patcher.jobs.serving import LEFT_DOWN
 from patcher.jobs.session import Session, stage_named
 from patcher.jobs.states import file_states, overall_state, shown
 from patcher.moment import local_time
 from patcher.plan import make_plan
 from patcher.series_model import Series
+from patcher.services.flags import port_of
+from patcher.services.process import ended_server
 from patcher.target import describe_process, serving_processes
 
 
@@ -52,6 +55,18 @@ class Look:
         for process in session.target.processes:
             label = "server" if process in ours else "server of another copy"
             self.facts[f"{label} {process['pid']}"] = describe_process(process)
+        port = session.host.endpoint.port
+        if not session.target.is_tree and not any(port in (None, *p["listening"], port_of(p["argv"])) for p in ours):
+            self.facts["server"] = self._none_runs()
+
+    def _none_runs(self) -> str:
+        session, port = self.session, self.session.host.endpoint.port
+        none = f"none runs on port {port}" if port else "none runs"
+        by_tool = session.host.service.kind == "process"
+        ended = ended_server(session.target.ask, session.host.name) if by_tool else None
+        if ended is None or port not in (None, ended["port"]):
+            return none
+        return f"{none}: {LEFT_DOWN}; apply, restart and revert start it again"
 
 
 class List(Look):
@@ -116,7 +131,7 @@ class Status(Look):
             return
         rows = file_states(session, series)
         state = overall_state(rows, series)
-        result.data |= {"series": series.name, "state": state, "files": shown(rows, state)}
+        result.data |= {"series": series.name, "state": state, "files": shown(rows)}
         result.summary = _in_words(state, series)
 
 

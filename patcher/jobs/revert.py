@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from patcher.client import ServerProblem
 from patcher.errors import UnsupportedVersion
 from patcher.jobs.commit import commit, describe
-from patcher.jobs.serving import Serving
+from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
 from patcher.plan import make_revert_plan
 from patcher.target import refuse_other_copy
@@ -41,6 +42,7 @@ class Revert:
         self.why_not = self.serving.why_not or ("" if self.options.restart else "--no-restart was given")
         if not self.why_not:
             refuse_other_copy(self.session.target, self.session.inspection)
+            self.serving.refuse_supervised()
 
     def execute(self) -> None:
         """Do it. A server that does not come back is NotReady; the files stay as they were before the apply."""
@@ -70,16 +72,27 @@ class Revert:
 
     def _restart(self) -> None:
         with self.session.node.together():
-            server = self.serving.service.live()
-            absent = server is None and not self.serving.service.starts_stopped
-            stock = not self.result.changed and server is not None and not (
-                self.session.host.answers and self.serving.identity_problem({None}))
+            server, before = self.serving.look()
+            absent = before is None and not self.serving.service.starts_stopped
+            stock = not self.result.changed and server is not None and self._is_stock()
         found = self.session.node.share((absent, stock)).values()
         if any(missing for missing, _ in found):
             self.result.skip("restart", "no server is running")
             return
         if all(already for _, already in found):
+            self.serving.service.settled()
             return  # a stock server on stock files
         with self.result.step("restart and wait until ready") as step:
             report = self.serving.bring_back(patched=False, identities={None}, younger_than=self.commit_time)
             step.detail = f"process {report.pid} answers, without the patch"
+        if server is None and before is not None:
+            self.result.summary += f"; the server was started again, because {LEFT_DOWN}"
+
+    def _is_stock(self) -> bool:
+        """Whether the server that runs reports no patch, where it can be asked."""
+        try:
+            return not (self.session.host.answers and self.serving.identity_problem({None}))
+        except ServerProblem:
+            if self.serving.service.ended() is None:
+                raise
+            return False  # the one that a command started before it was cut off: nobody knows whether it comes up

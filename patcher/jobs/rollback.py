@@ -20,16 +20,14 @@ from patcher.plan import Plan
 class ServerBefore:
     """What the server was before the apply: its process (id and start tick), None when there was none.
 
+    `running` is also true of one that an earlier command had stopped before it was cut off: it is meant to run.
     `identities` is None where it did not answer.
     """
 
     process: tuple[int, int] | None
+    running: bool
     patched: bool
     identities: set[str | None] | None
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None
 
 
 def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefore, failure: Exception) -> None:
@@ -63,7 +61,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
         result.summary = "the old state could not be put back"
         raise RollbackFailed(
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
-            where=session.host.name, next_step="run these commands, in this order",
+            where=session.host.name, next_step=f"run these commands, in this order{serving.log_hint()}",
             commands=manual, last_resort=serving.service.by_hand(), detail=error.detail,
         ) from failure
 
@@ -71,7 +69,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
 def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], patch: str, failure: Exception) -> None:
     """Start the server with the command line that it had, after a restart that changed no file failed.
 
-    `server`: as Service.live gave it before; `patch`: the identity of the files. Raises RollbackFailed.
+    `server`: as Serving.look gave the one to be put back; `patch`: the identity of the files. Raises RollbackFailed.
     """
     try:
         with session.result.step("bring back the server as it ran") as step:
@@ -83,7 +81,8 @@ def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], pa
     except DdtreePatchError as error:
         raise RollbackFailed(
             f"the server could not be restarted ({failure}), nor started as it ran before: {error.what}; it is down",
-            where=session.host.name, next_step="correct service.args or the server's definition, then run this command",
+            where=session.host.name, next_step="correct service.args or the server's definition, then run this command"
+                                               + serving.log_hint(),
             commands=[_restart_command(session)], detail=error.detail,
         ) from failure
 

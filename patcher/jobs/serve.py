@@ -22,6 +22,7 @@ class Restart:
             raise UsageProblem(f"there is nothing to restart: {self.serving.why_not}", where=self.session.host.name,
                                next_step="give a venv, and a service in hosts.toml")
         refuse_other_copy(self.session.target, self.session.inspection)
+        self.serving.refuse_supervised()
 
     def execute(self) -> None:
         receipt, result = self.session.receipt, self.session.result

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
-from patcher.errors import BadAnswer, NotReady, UsageProblem
+from patcher.errors import BadAnswer, NotReady, SmokeFailed, UsageProblem
 from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
 from patcher.services.base import CLOCK_SLACK_S
 from patcher.services.flags import port_of, rank_of
+from patcher.services.process import ended_server
 from patcher.shapes import each, problem
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
-from patcher.target import describe_process, serving_processes
+from patcher.target import describe_process, refuse_kept, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
 _BASELINE = {"suite": str, "fingerprint": str, "outputs": each({"ids": [int], "text": (str, None)})}
 WATCH_S = 5.0  # between two looks at a node that answers no requests
 TREE = "DDTREE"  # the algorithm that the series adds
+LEFT_DOWN = "an earlier command had stopped it, and no other was ready in its place"
 
 
 class Serving:
@@ -41,7 +44,8 @@ class Serving:
         key = None if session.target.is_tree else self.host.endpoint.api_key()
         self.client = SglangClient(session.connection, self.host.endpoint.host, port, key)
         self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
-            self.host.name, session.connection, self._ask, session.inspection["state_dir"], port))
+            self.host.name, session.connection, self._ask, session.inspection["state_dir"], port,
+            bool(self.host.venv)))
         self._listing = list(session.target.processes)
         self._refuse_wrong_head()
 
@@ -71,7 +75,19 @@ class Serving:
                                + ", ".join(map(str, ports)), where=self.host.name,
                                next_step="say which one is meant: endpoint.port in hosts.toml",
                                detail="\n".join(describe_process(process) for process in serving))
+        if not ports and self.host.service.kind == "process" and not self.session.target.is_tree:
+            ended = ended_server(self.session.target.ask, self.host.name)
+            ports = [ended["port"]] if ended else []
         return ports[0] if ports else DEFAULT_PORT
+
+    def refuse_supervised(self) -> None:
+        """Raise Conflict when something else starts the server again whenever it ends, and kind is `process`."""
+        if self.service is None or self.host.service.kind != "process":
+            return
+        port = self.client.port
+        for process in serving_processes(self.session.target, self.session.inspection):
+            if process["keeper"] and (port in process["listening"] or port_of(process["argv"]) == port):
+                refuse_kept(process, self.host.name)
 
     def others(self) -> list[str]:
         """Servers that run the same files and are not the one that is restarted, as lines for a reader."""
@@ -85,6 +101,32 @@ class Serving:
         except ServerProblem:
             return False
         return True
+
+    def look(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """(the running server, as Service.live gives it; the one to be put back if a restart fails), each may be None.
+
+        The other is the running one, else, {"argv"} alone, the one that an earlier command stopped and left down.
+        """
+        server = self.service.live()
+        ended = self.service.ended() if server is None else None
+        return server, server or (None if ended is None else {"argv": list(ended)})
+
+    def log_hint(self) -> str:
+        """Where an operator finds the server's log, as the end of a sentence; empty when that cannot be said."""
+        try:
+            place = self.service.log_at()
+        except (NotReady, UsageProblem):  # it must not take the place of the error that it is for
+            place = ""
+        return f"; the server's log, on the host: {place}" if place else ""
+
+    @contextmanager
+    def _naming_log(self) -> Iterator[None]:
+        """What fails in here because of the server says where its log is."""
+        try:
+            yield
+        except (NotReady, SmokeFailed) as failure:
+            failure.next_step += self.log_hint()
+            raise
 
     def identities(self) -> set[str | None]:
         """The patch that each scheduler of the server reports; None for one without. Raises ServerProblem."""
@@ -116,6 +158,11 @@ class Serving:
         `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
         whichever. `younger_than`: unix time on the host that the new process must not be older than; None: now.
         """
+        with self._naming_log():
+            return self._restart(patched, sampled, identities, younger_than)
+
+    def _restart(self, patched: bool, sampled: bool, identities: set[str | None] | None,
+                 younger_than: float | None) -> ReadyReport:
         node = self.session.node
         with node.together():
             marker = self.service.log_marker()
@@ -137,7 +184,9 @@ class Serving:
             else:
                 self._watch(since, marker)
         with node.together():
-            return report or self._started(since, marker)
+            report = report or self._started(since, marker)
+            self.service.settled()
+        return report
 
     def bring_back(self, *, patched: bool, identities: set[str | None] | None,
                    younger_than: float | None = None) -> ReadyReport:
@@ -146,7 +195,7 @@ class Serving:
         Raises as `restart`, and ServerProblem when the head does not answer.
         """
         report = self.restart(patched=patched, sampled=False, identities=identities, younger_than=younger_than)
-        with self.session.node.together():
+        with self.session.node.together(), self._naming_log():
             self.check_greedy_answer()
         return report
 
@@ -219,7 +268,8 @@ class Serving:
         found = smoke.as_dict()
         self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
         self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]
-        smoke.raise_if_failed(self.host.name)
+        with self._naming_log():
+            smoke.raise_if_failed(self.host.name)
 
 
 def _names(identities: set[str | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,12 +28,13 @@ def file_states(session: Session, series: Series) -> list[dict[str, Any]]:
     return rows
 
 
-def shown(rows: Sequence[Mapping[str, Any]], overall: str) -> list[dict[str, Any]]:
-    """The rows for a reader: where a file fits several states, the one that all files are in is named, else the last.
+def shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows for a reader: where a file fits several states, the one that most files are in is named, else its first.
 
-    The last: with one file edited, the others of a patched tree are still told to be at its stage.
+    Most: with one file edited, the others of a tree are still told to be pristine, or at its stage.
     """
-    return [{**row, "state": overall if overall in row["states"] else [UNKNOWN, *row["states"]][-1]} for row in rows]
+    fits = Counter(state for row in rows for state in row["states"])
+    return [{**row, "state": max(row["states"], key=fits.__getitem__, default=UNKNOWN)} for row in rows]
 
 
 def overall_state(rows: Sequence[Mapping[str, Any]], series: Series) -> str:

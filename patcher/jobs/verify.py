@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from patcher.errors import Conflict, DdtreePatchError, Drift, HostUnreachable, Interrupted, NotReady
 from patcher.jobs.kernel import check_kernel
-from patcher.jobs.serving import Serving
+from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
 
 
@@ -73,7 +73,8 @@ class Verify:
         receipt, host = self.session.receipt, self.session.host.name
         server = serving.service.live()
         if server is None:
-            raise NotReady("no server is running", where=host, next_step="start it; or ddtree-patch restart")
+            why = f": {LEFT_DOWN}" if serving.service.ended() is not None else ""
+            raise NotReady(f"no server is running{why}", where=host, next_step="start it; or ddtree-patch restart")
         if server["start_time"] < receipt["host"]["commit_time"]:
             raise NotReady(f"process {server['pid']} is older than the patched files: it runs the old ones", where=host,
                            next_step="ddtree-patch restart")

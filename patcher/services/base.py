@@ -17,7 +17,7 @@ from patcher.config import ServiceSettings
 from patcher.connection import Completed, Connection
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.services.answers import answer_of
-from patcher.services.flags import port_of
+from patcher.services.flags import apply_flags, port_of
 from patcher.target import describe_process, redacted, without_secrets
 
 HOST_SCRIPT = Path(__file__).with_name("host_script.py")
@@ -34,7 +34,7 @@ class ServiceHost:
     """The host as an adapter sees it.
 
     `ask` is one agent operation on the installation (Target.ask); `state_dir` is the installation's state directory on
-    the host; `port` is where the server answers.
+    the host; `port` is where the server answers; `venv_named` is False where the venv was found out by a process.
     """
 
     name: str
@@ -42,6 +42,7 @@ class ServiceHost:
     ask: Callable[..., dict[str, Any]]
     state_dir: str
     port: int
+    venv_named: bool = True
 
     def script(self, op: str, *, timeout: float = 60.0, **request: Any) -> dict[str, Any]:
         """One operation of host_script.py on the host; raises NotReady, BadAnswer, or AuthenticationProblem."""
@@ -119,6 +120,29 @@ class Service(ABC):
     def remember(self) -> None:
         """Keep what it takes to start the running server again, before anything ends it."""
         return None
+
+    def ended(self) -> Sequence[str] | None:
+        """The command line of a server that this tool ended, while no other was ready in its place; else None.
+
+        Only where nothing but this tool would start it again.
+        """
+        return None
+
+    def settled(self) -> None:
+        """A server is ready: none that was ended is missing any more."""
+        return None
+
+    def line_for(self, server: Mapping[str, Any]) -> list[str]:
+        """The command line that this server would have, patched, with the settings' flags of now."""
+        return apply_flags(server["argv"], self.settings.args)
+
+    def log_at(self) -> str:
+        """Where an operator reads the server's log on the host: a file, or a command; empty when that is not known."""
+        return self._log_path() or self.own_log_at()
+
+    def own_log_at(self) -> str:
+        """The command that shows the supervisor's log."""
+        return ""
 
     def own_log_marker(self) -> dict[str, Any]:
         """A place in the log of the supervisor, used when the server writes to no file."""

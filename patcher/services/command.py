@@ -32,6 +32,9 @@ class CommandService(Service):
     def by_hand(self) -> list[str]:
         return [self.typed(self.settings.restart)]
 
+    def own_log_at(self) -> str:
+        return "not known here; service.log in hosts.toml can name it"
+
     def failure(self) -> str | None:
         return None  # nothing but the server itself can be asked
 

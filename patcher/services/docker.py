@@ -53,6 +53,9 @@ class DockerService(Service):
         since = marker.get("since") or self._inspect()["State"]["StartedAt"]
         return self.read([*self._tool(), "logs", "--since", since, self.settings.container])
 
+    def own_log_at(self) -> str:
+        return self.typed([*self._tool(), "logs", self.settings.container])
+
     def _log_path(self) -> str:
         # The container's standard output is a pipe to its runtime; a file that it has open is a path of its own tree.
         return self.settings.log

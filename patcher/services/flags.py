@@ -35,6 +35,12 @@ def apply_flags(argv: Sequence[str], flags: Mapping[str, str | bool]) -> list[st
     return result
 
 
+def different_flags(one: Sequence[str], other: Sequence[str]) -> list[str]:
+    """The flags that two command lines do not both have with the same values."""
+    flags, others = _flags_of(one), _flags_of(other)
+    return [flag for flag in {**flags, **others} if flags.get(flag) != others.get(flag)]
+
+
 def port_of(argv: Sequence[str]) -> int:
     """The port that a server's command line names; SGLang's own default where it names none."""
     return _number(argv, "--port", DEFAULT_PORT)
@@ -53,6 +59,20 @@ def _number(argv: Sequence[str], wanted: str, default: int) -> int:
         if flag == wanted and value.isdigit():
             number = int(value)
     return number
+
+
+def _flags_of(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Each flag with the words up to the next one; `--flag=value` is `--flag value`."""
+    flags: dict[str, list[str]] = {}
+    words: list[str] = []
+    for word in argv:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            words = flags.setdefault(flag, [])
+            words += [value] if equals else []
+        else:
+            words.append(word)
+    return flags
 
 
 def _words(flag: str, value: str | bool) -> list[str]:

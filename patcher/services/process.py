@@ -2,13 +2,16 @@
 
 The original command line and directory are kept in the agent's state `service`, its environment in a file of mode 0600
 beside it, so that `revert` brings back exactly that server, and a dead one can be started at all.
+
+Before a server is ended its command line and port are kept as `ended`, until another is ready in its place: whatever
+cuts this tool off in between, the next command knows that a server is missing.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from patcher.config import ServiceSettings
@@ -20,6 +23,15 @@ from patcher.target import redacted
 
 STATE = "service"
 GRACE_S = 60.0  # to end after TERM; again after KILL; again for the port
+
+
+def ended_server(ask: Callable[..., dict[str, Any]], host: str) -> Mapping[str, Any] | None:
+    """{"argv", "port"} of the server that was ended, while no other was ready in its place; by Target.ask."""
+    return _kept(ask, host).get("ended")
+
+
+def _kept(ask: Callable[..., dict[str, Any]], host: str) -> dict[str, Any]:
+    return kept_state(ask("state", get=[STATE])["values"][STATE], host)
 
 
 class ProcessService(Service):
@@ -62,6 +74,14 @@ class ProcessService(Service):
         self.stop()
         self.start(patched=patched)
 
+    def ended(self) -> list[str] | None:
+        ended = self._state().get("ended")
+        return ended["argv"] if ended and ended["port"] == self.host.port else None
+
+    def settled(self) -> None:
+        if self.ended() is not None:
+            self._save({name: value for name, value in self._state().items() if name != "ended"})
+
     def remember(self) -> None:
         server = self.live()
         process = (server["pid"], server["ticks"]) if server else None
@@ -95,7 +115,11 @@ class ProcessService(Service):
             "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],
             umask=original["umask"], env_file=self._env_file(), log=log,
         )
-        self._save({"original": original, "running": {**started, "argv": argv}})
+        self._save({**state, "original": original, "running": {**started, "argv": argv}})
+
+    def line_for(self, server: Mapping[str, Any]) -> list[str]:
+        original = self._state().get("original") if self._is_ours(server) else None
+        return apply_flags(original["argv"] if original else server["argv"], self.settings.args)
 
     def start_as(self, argv: Sequence[str]) -> None:
         self._argv = list(argv)
@@ -122,25 +146,32 @@ class ProcessService(Service):
 
     def _remember(self, server: Mapping[str, Any]) -> None:
         """Keep what the running server was started with, unless it is one that carries this adapter's flags."""
+        # While another is missing already, this one was never known to be ready.
+        ended = self.ended() or server["argv"]
         state = self._state()
-        running = state.get("running")
-        if running and (running["pid"], running["ticks"]) == (server["pid"], server["ticks"]):
-            return
         original = state.get("original")
         patched = apply_flags(original["argv"], self.settings.args) if original else None
-        if original and server["argv"] == patched != original["argv"]:
-            return  # someone started the patched command line by hand: what was there before it is still the original
-        original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"], env_file=self._env_file())
-        self._save({"original": original})
+        # Someone may have started the patched command line by hand: what was there before it is still the original.
+        if not self._is_ours(server) and not (original and server["argv"] == patched != original["argv"]):
+            original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"],
+                                        env_file=self._env_file())
+            state = {"original": original}
+        self._save({**state, "ended": {"argv": ended, "port": self.host.port}})
+
+    def _is_ours(self, server: Mapping[str, Any]) -> bool:
+        """Whether this is the process that this adapter started last."""
+        running = self._state().get("running")
+        return bool(running) and (running["pid"], running["ticks"]) == (server["pid"], server["ticks"])
 
     def _env_file(self) -> str:
         return f"{self.host.state_dir}/service.env"
 
     def _state(self) -> Mapping[str, Any]:
         if self._cached is None:
-            self._cached = kept_state(self.host.ask("state", get=[STATE])["values"][STATE], self.host.name)
+            self._cached = _kept(self.host.ask, self.host.name)
         return self._cached
 
     def _save(self, state: Mapping[str, Any]) -> None:
-        self.host.ask("state", put={STATE: dict(state)})
+        is_missing = "ended" in state and not self.host.venv_named
+        self.host.ask("state", put={STATE: dict(state)}, missing={"port": self.host.port, "is_missing": is_missing})
         self._cached = state

@@ -61,6 +61,10 @@ class SupervisorService(Service):
                 logged += text.rpartition(before[-MARKER_CHARACTERS:])[2]
         return logged
 
+    def own_log_at(self) -> str:
+        return " and ".join(self.typed([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream])
+                            for stream in STREAMS)
+
     def _tail(self, stream: str) -> str:
         done = self.run([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream], check=False)
         # With redirect_stderr there is no log of stderr, and supervisorctl says so on stdout.

@@ -62,9 +62,15 @@ class SystemdService(Service):
 
     def own_log(self, marker: Mapping[str, Any]) -> str:
         since = [f"--after-cursor={marker['cursor']}"] if marker.get("cursor") else ["--boot"]
+        return self.read([*JOURNAL, self._selector, "--output=cat", *since])
+
+    def own_log_at(self) -> str:
+        return self.typed(["journalctl", self._selector, "--boot"])
+
+    @property
+    def _selector(self) -> str:
         # The user's journal can be read through the system's tool; only the selector of the unit differs.
-        selector = "--user-unit" if self.settings.scope == "user" else "--unit"
-        return self.read([*JOURNAL, f"{selector}={self.settings.unit}", "--output=cat", *since])
+        return f"{'--user-unit' if self.settings.scope == 'user' else '--unit'}={self.settings.unit}"
 
     def _tool(self, name: str) -> list[str]:
         if self.settings.scope == "system":

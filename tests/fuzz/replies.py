@@ -46,7 +46,8 @@ CHANGES: tuple[Callable[[Session], Job], ...] = (
 INTERPRETER = {"executable": "/opt/v/bin/python3", "version": "3.11.7", "prefix": "/opt/v", "real_prefix": "/opt/v"}
 SERVER = {"pid": 77, "argv": ["python3", "-m", "sglang.launch_server", "--port", "30000", "--api-key", "s3cret"],
           "exe": "/usr/bin/python3", "python": "/opt/v/bin/python3", "prefix": "/opt/v", "real_prefix": "/opt/v",
-          "listening": [30000], "sglang_root": None, "pycache_prefix": None, "start_time": 1.7e9}
+          "listening": [30000], "sglang_root": None, "pycache_prefix": None, "start_time": 1.7e9,
+          "keeper": None}
 WATCHED = {"pid": 77, "ticks": 7, "start_time": 1.7e9, "argv": SERVER["argv"], "cwd": "/", "log": None}
 SCRIPT = {"status": {"now": 1.8e9, "server": WATCHED, "listener": {"owner": "server", "process": None}},
           "read_log": {"text": "", "offset": 0, "size": 0, "problem": None}}
@@ -87,7 +88,7 @@ class HostileHost(LocalConnection):
         if op in ("commit", "forget") or request.get("put"):
             return self.committed
         if op == "processes":
-            return {"processes": [SERVER]}
+            return {"processes": [SERVER], "missing": [{"port": 30000, "python": "/opt/v/bin/python3"}]}
         if op == "run_python":
             asked = json.loads(request["argv"][0]) if request["argv"][0].startswith("{") else {}
             return {"rc": 0, "stdout": json.dumps(SCRIPT.get(asked.get("op"), PROBE)), "stderr": ""}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from builders import make_package
@@ -128,6 +129,135 @@ def test_flags_that_the_server_does_not_start_with_leave_it_running_as_it_was(st
 
     stub_host.configure("local", args=DDTREE)
     assert tool("apply", *options).code == 0
+
+
+CUT = """
+import os, sys
+from patcher.cli import main
+from patcher.services.process import ProcessService
+ProcessService.start = lambda service, patched=True: os._exit(137)
+sys.exit(main())
+"""
+
+
+def killed_before_the_start(*args):
+    """The tool as a program of its own, which is gone between the end of the server and the start of the next one."""
+    ended = subprocess.run([sys.executable, "-c", CUT, *map(str, args)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 137, ended.stderr
+
+
+def without(key, config):
+    lines = config.read_text().splitlines(True)
+    config.write_text("".join(line for line in lines if not line.startswith(key)))
+    return config
+
+
+def test_an_apply_that_was_killed_while_the_server_was_down_is_gone_on_with(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE))
+    killed_before_the_start("apply", *options)
+    assert not stub_host.server_pids()
+    missing = "an earlier command had stopped it, and no other was ready in its place"
+    assert missing in tool("status", *options, "--json").host["facts"]["server"]
+    verified = tool("verify", *options, "--json")
+    assert verified.code == 6 and missing in verified.error["what"]
+    dry = tool("apply", *options, "--dry-run", "--json")
+    assert f"the server would be started with --speculative-algorithm DDTREE, because {missing}" in dry.host["summary"]
+
+    stub_host.configure("local", args=DDTREE | {"--stub-fail": True})
+    failed = tool("apply", *options, "--json")
+    assert failed.code == 6 and "the server runs again as before" in failed.error["next"]
+    assert stub_host.served_identity() == stub_host.series.identity("temperature")
+    assert stub_host.info()["speculative_algorithm"] is None, "the command line that the server had"
+    stub_host.configure("local", args=DDTREE)
+    assert tool("apply", *options, "--json").code == 0
+    assert stub_host.info()["speculative_algorithm"] == "DDTREE"
+
+
+def test_a_revert_that_was_killed_while_the_server_was_down_is_gone_on_with(stub_host, tool, tmp_path, monkeypatch):
+    """With no venv in hosts.toml: it was known by the process alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = stub_host.hashes()
+    stub_host.start_server()
+    options = ("--local", "--config", without("venv", stub_host.configure("local", args=DDTREE)), "--json")
+    assert tool("apply", *options).code == 0
+    killed_before_the_start("revert", *options)
+    assert not stub_host.server_pids() and stub_host.hashes() == before
+    back = tool("revert", *options)
+    assert back.code == 0, back.stderr
+    assert "the server was started again, because an earlier command had stopped it" in back.host["summary"]
+    assert stub_host.served_identity() is None and stub_host.info()["speculative_algorithm"] is None
+    assert not (tmp_path / ".ddtree-patch").exists(), "nothing is kept of a server that is back"
+    again = tool("revert", *options)
+    assert again.code == 0 and again.host["summary"] == "not patched: nothing to revert"
+
+
+@pytest.mark.long
+def test_a_restart_that_was_killed_while_the_server_was_down_is_gone_on_with_by_any_command(stub_host, tool):
+    """With no port in hosts.toml: it was known by the process alone."""
+    stub_host.start_server()
+    options = ("--local", "--config", without("endpoint", stub_host.configure("local", args=DDTREE)), "--json")
+    for command in ("restart", "apply", "restart", "revert"):
+        killed_before_the_start("restart", *options)
+        assert not stub_host.server_pids()
+        said = tool(command, *options)
+        assert said.code == 0, said.stderr
+        assert len(stub_host.server_pids()) > 0 and stub_host.info()
+
+
+def test_a_server_that_its_operator_ended_stays_down(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    assert tool("apply", *options).code == 0
+    stub_host.stop()
+    assert any("no server is running" in line for line in tool("apply", *options).host["not_done"])
+    assert tool("status", *options).host["facts"]["server"] == f"none runs on port {stub_host.port}"
+    assert any("no server is running" in line for line in tool("revert", *options).host["not_done"])
+    assert not stub_host.server_pids()
+
+
+def test_a_flag_that_is_no_longer_in_the_settings_is_taken_off(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE | {"--stub-start-s": "0.1"}), "--json")
+    assert tool("apply", *options).code == 0
+    stub_host.configure("local", args=DDTREE)
+    assert "because service.args no longer make its --stub-start-s" in tool("apply", *options, "--dry-run").host[
+        "summary"]
+    said = tool("apply", *options)
+    assert said.code == 0 and "no longer make its --stub-start-s" in said.host["summary"]
+    again = tool("apply", *options)
+    assert again.host["summary"] == "already at stage temperature: nothing to change"
+
+
+@pytest.mark.parametrize(("args", "code"), [({"--stub-mode": "greedy"}, 7), ({"--stub-fail": True}, 6)])
+def test_a_failed_server_s_log_is_named(stub_host, tool, args, code):
+    stub_host.start_server()
+    said = tool("apply", "--local", "--config", stub_host.configure("local", args=args), "--json")
+    assert said.code == code, said.stderr
+    log = Path(said.error["next"].partition("; the server's log, on the host: ")[2])
+    assert log.parent == stub_host.venv / ".ddtree-patch/sglang/logs" and log.read_text()
+
+
+def test_a_server_that_a_supervisor_keeps_running_is_refused(stub_host, tool, tmp_path):
+    """A fake runsv: the name of its process is what counts. The real ones are among the tests of the adapters."""
+    before = stub_host.hashes()
+    fake_runsv = tmp_path / "runsv"
+    fake_runsv.symlink_to(os.path.realpath(sys.executable))
+    server = [f"{stub_host.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(stub_host.port)]
+    keeper = subprocess.Popen([fake_runsv, "-I", "-S", "-c", f"import subprocess; subprocess.run({server})"],
+                              start_new_session=True)
+    try:
+        stub_host.wait_answer()
+        options = ("--local", "--config", stub_host.configure("local"), "--json")
+        for command in ("apply", "restart"):
+            said = tool(command, *options)
+            assert said.code == 4 and f"is kept running by runsv (process {keeper.pid})" in said.error["what"]
+            assert 'kind = "command"' in said.error["next"]
+        assert stub_host.hashes() == before and stub_host.served_identity() is None
+        assert tool("apply", *options, "--no-restart").code == 0
+    finally:
+        stub_host.stop()
+        keeper.wait(30)
 
 
 def test_who_reverts_while_another_waits_has_the_last_word(stub_host, tool):

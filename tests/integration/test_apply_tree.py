@@ -85,6 +85,18 @@ def test_status_says_what_is_installed(tree, tool):
     assert {f["path"]: f["state"] for f in edited["files"]}["sglang/srt/info.py"] == "unknown"
 
 
+@pytest.mark.parametrize("stage", ["pristine", "ddtree", "temperature"])
+def test_status_of_a_drifted_tree_says_of_the_other_files_what_they_are(tree, tool, stage):
+    """sglang/srt/info.py is the same in the pristine package and at stage ddtree, args.py at both stages."""
+    if stage != "pristine":
+        tool("apply", "--site-packages", tree, "--up-to", stage)
+    (tree / "sglang/srt/worker.py").write_bytes(b"edited\n")
+    said = tool("status", "--site-packages", tree, "--json").host
+    assert {f["path"]: f["state"] for f in said["files"]} == {
+        f"sglang/srt/{name}.py": "unknown" if name == "worker" else stage
+        for name in ("args", "ddtree", "info", "worker")}
+
+
 def test_history_tells_what_was_done(tree, tool):
     tool("apply", "--site-packages", tree, "--up-to", "ddtree")
     tool("apply", "--site-packages", tree)

@@ -55,6 +55,15 @@ require = false
         assert said.code == code, said.stdout + said.stderr
         return said
 
+    def refused_as_a_process(self, keeper: str) -> None:
+        """With the kind `process` nothing is touched, and the kind that would be right is named."""
+        config, pids = self.stub.config.read_text(), self.stub.server_pids()
+        head = config.partition("[hosts.gpu1.service]")[0]
+        self.stub.config.write_text(head + "[hosts.gpu1.endpoint]" + config.partition("[hosts.gpu1.endpoint]")[2])
+        said = self.run("apply", code=4)
+        assert keeper in said.error["what"] and f'kind = "{self.kind}"' in said.error["next"], said.error
+        assert self.stub.hashes() == self.before and self.stub.server_pids() == pids
+
     def serves(self, stage: str | None) -> bool:
         return self.stub.served_identity() == (self.stub.series.identity(stage) if stage else None)
 

@@ -36,6 +36,10 @@ def test_there_and_back(served):
     served.there_and_back()
 
 
+def test_the_kind_process_is_refused(served):
+    served.refused_as_a_process("is kept running by runsv (process ")
+
+
 @pytest.mark.long
 def test_a_server_that_does_not_come_up_is_rolled_back(served):
     said = served.failed_readiness()
