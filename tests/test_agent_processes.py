@@ -97,6 +97,7 @@ def test_what_is_a_launcher(argv: list[str], expected: bool):
 @pytest.mark.parametrize(("cgroups", "unit"), [
     ("0::/system.slice/sglang.service\n", ("sglang.service", [])),
     ("1:name=systemd:/system.slice/sglang.service\n0::/\n", ("sglang.service", [])),
+    ("1:name=systemd:/\n0::/system.slice/sglang.service\n", ("sglang.service", [])),
     ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service\n", ("sglang.service", ["--user"])),
     ("0::/user.slice/user-1000.slice/session-3.scope\n", ("", [])),
     ("0::/user.slice/user-1000.slice/user@1000.service/tmux-spawn-1.scope\n", ("", [])),

@@ -74,8 +74,9 @@ def unit_of(cgroups: str) -> tuple[str, list[str]]:
     for line in cgroups.splitlines():
         number, controllers, path = line.split(":", 2)
         paths[controllers or number] = path
-    parts = paths.get("name=systemd", paths.get("0", "")).split("/")
-    units = [part for part in parts if part.endswith((".service", ".scope"))]
+    # Where systemd keeps its units in the one hierarchy, it leaves the processes of the other at its root.
+    parts = [path.split("/") for path in (paths.get("name=systemd", ""), paths.get("0", "")) if path not in ("", "/")]
+    units = [part for part in (parts[0] if parts else ()) if part.endswith((".service", ".scope"))]
     if not units or not units[-1].endswith(".service"):
         return "", []  # a session's scope, or the root of a container's own groups
     return units[-1], ["--user"] if any(unit.startswith("user@") for unit in units[:-1]) else []

@@ -76,6 +76,11 @@ def test_there_and_back(machine, section):
     assert owners == {UID}, "through sudo, too, files stay their owner's"
 
 
+@pytest.mark.parametrize("section", [SYSTEM, pytest.param(OF_USER, marks=pytest.mark.long)])
+def test_the_kind_process_is_refused(machine, section):
+    machine(section)[0].refused_as_a_process("is kept running by sglang.service, ")
+
+
 @pytest.mark.parametrize("section", [pytest.param(SYSTEM, marks=pytest.mark.long), OF_USER])
 def test_a_server_that_does_not_come_up_is_rolled_back(machine, section):
     served, _ = machine(section)
