@@ -17,7 +17,6 @@ from patcher.jobs.session import Session, stage_named
 from patcher.plan import make_plan
 from patcher.result import SKIPPED, WARNING
 from patcher.services.flags import apply_flags, different_flags
-from patcher.target import refuse_other_copy
 from patcher.team import NodeFailed
 
 
@@ -54,8 +53,7 @@ class Apply:
         self.result.data["plan"] = self.plan.as_dict()
         self.serving = Serving(self.session)
         if self.options.restart and self.serving.service:
-            refuse_other_copy(self.session.target, self.session.inspection)
-            self.serving.refuse_supervised()
+            self.serving.refuse_wrong_server()
 
     @property
     def sampled(self) -> bool:

@@ -10,7 +10,6 @@ from patcher.jobs.commit import commit, describe
 from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
 from patcher.plan import make_revert_plan
-from patcher.target import refuse_other_copy
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Revert:
         self.serving = Serving(self.session)
         self.why_not = self.serving.why_not or ("" if self.options.restart else "--no-restart was given")
         if not self.why_not:
-            refuse_other_copy(self.session.target, self.session.inspection)
-            self.serving.refuse_supervised()
+            self.serving.refuse_wrong_server()
 
     def execute(self) -> None:
         """Do it. A server that does not come back is NotReady; the files stay as they were before the apply."""

@@ -6,7 +6,6 @@ from patcher.errors import NotReady, UsageProblem
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session
 from patcher.suite import Suite
-from patcher.target import refuse_other_copy
 
 
 class Restart:
@@ -21,8 +20,7 @@ class Restart:
         if self.serving.why_not:
             raise UsageProblem(f"there is nothing to restart: {self.serving.why_not}", where=self.session.host.name,
                                next_step="give a venv, and a service in hosts.toml")
-        refuse_other_copy(self.session.target, self.session.inspection)
-        self.serving.refuse_supervised()
+        self.serving.refuse_wrong_server()
 
     def execute(self) -> None:
         receipt, result = self.session.receipt, self.session.result

@@ -19,7 +19,7 @@ from patcher.shapes import each, problem
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
-from patcher.target import describe_process, refuse_kept, serving_processes
+from patcher.target import describe_process, refuse_kept, refuse_other_copy, serving_processes
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
@@ -79,6 +79,12 @@ class Serving:
             ended = ended_server(self.session.target.ask, self.host.name)
             ports = [ended["port"]] if ended else []
         return ports[0] if ports else DEFAULT_PORT
+
+    def refuse_wrong_server(self) -> None:
+        """Raise Conflict, before anything is changed, where a restart would not be of the server that is meant."""
+        if self.service.ended() is None:  # the one that is missing ran from here, whatever else runs on the host
+            refuse_other_copy(self.session.target, self.session.inspection)
+        self.refuse_supervised()
 
     def refuse_supervised(self) -> None:
         """Raise Conflict when something else starts the server again whenever it ends, and kind is `process`."""
