@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Iterator
 
 from .files import read
 from .programs import run_child
@@ -11,6 +13,9 @@ from .programs import run_child
 # By their process names; all of them start their programs as children of their own.
 SUPERVISORS = {"supervisord": "supervisor", "runsv": "command", "s6-supervise": "command", "supervise": "command"}
 SYSTEMCTL_S = 5
+# As docker-ID.scope or docker/ID, by how the engine makes its control groups; libpod-ID.scope/container.
+_ENGINES = re.compile(r"(?:docker|containerd|nerdctl|libpod|crio)[-/:][0-9a-f]{12,}(?:\.scope)?(?:/|$)|[/-]kubepods\b",
+                      re.MULTILINE)
 
 
 def keeper_of(pid: int) -> dict | None:
@@ -25,12 +30,20 @@ def keeper_of(pid: int) -> dict | None:
 
 
 def _container(pid: int) -> dict | None:
-    """One with process ids of its own, below ours: within a container everything that is seen is in it, as we are."""
+    """An engine's, seen from outside: within a container everything that is seen is in it, as we are.
+
+    Process ids of its own do not make one: unshare, bwrap and apptainer give those too, and start nothing again.
+    """
     try:
         inside = os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     except OSError:  # another account's process does not show it
         return None
-    return {"kind": "container", "name": "a container"} if inside else None
+    return {"kind": "container", "name": "a container"} if inside and of_engine(_cgroups(pid)) else None
+
+
+def of_engine(cgroups: str) -> bool:
+    """Whether the lines of /proc/PID/cgroup name a container of an engine that may restart it."""
+    return bool(_ENGINES.search(cgroups))
 
 
 def _supervisor(pid: int) -> dict | None:
@@ -39,31 +52,34 @@ def _supervisor(pid: int) -> dict | None:
     An ssh server, a terminal or a notebook that a supervisor runs gives each shell a session of its own, and what
     ended up below a supervisor because that is process 1 is in its own session as well.
     """
-    process = below = _stat(pid)
-    while below and (above := _stat(below["parent"])):
+    line = list(_line(pid))
+    for below, above in zip(line, line[1:]):
         kind = SUPERVISORS.get(above["name"])
         if kind:
             # supervisord leaves its programs in its own session; the others may begin one for each.
             own = above if kind == "supervisor" else below
+            # It gives each program a process group, which an orphan that it was given, as process 1 say, does not lead.
+            is_program = kind != "supervisor" or below["pgid"] == below["pid"]
             name = f"{above['name']} (process {above['pid']})"
-            return {"kind": kind, "name": name} if process["sid"] == own["sid"] else None
-        below = above
+            return {"kind": kind, "name": name} if is_program and line[0]["sid"] == own["sid"] else None
     return None
 
 
 def _unit(pid: int) -> dict | None:
-    """The systemd unit that restarts it: the process, or the leader of its session, is the unit's main process.
+    """The systemd unit that restarts it: the unit's main process is it, or is above it and leads its session.
 
     To be in a unit's control group alone says little: without logind all that ssh starts is in that of ssh.service.
+    Nor does a session alone: what a job of atd left behind is in that of atd.
     """
-    unit, scope = unit_of((read(f"/proc/{pid}/cgroup") or b"").decode("utf-8", "replace"))
-    process = _stat(pid)
-    if not unit or not process or not shutil.which("systemctl"):
+    unit, scope = unit_of(_cgroups(pid))
+    line = list(_line(pid))
+    if not unit or not line or not shutil.which("systemctl"):
         return None
     reply = run_child(["systemctl", *scope, "show", "--property=MainPID,Restart", "--", unit], b"",
                       {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"} if scope else {}, SYSTEMCTL_S)
     shown = dict(line.split("=", 1) for line in reply["stdout"].split("\n") if "=" in line)
-    if shown.get("MainPID") not in (str(pid), str(process["sid"])) or shown.get("Restart") in (None, "", "no"):
+    main = [str(process["pid"]) for process in line if process["pid"] in (pid, line[0]["sid"])]
+    if shown.get("MainPID") not in main or shown.get("Restart") in (None, "", "no"):
         return None
     return {"kind": " ".join(["systemd", *scope]), "name": unit}
 
@@ -82,6 +98,18 @@ def unit_of(cgroups: str) -> tuple[str, list[str]]:
     return units[-1], ["--user"] if any(unit.startswith("user@") for unit in units[:-1]) else []
 
 
+def _cgroups(pid: int) -> str:
+    return (read(f"/proc/{pid}/cgroup") or b"").decode("utf-8", "replace")
+
+
+def _line(pid: int) -> Iterator[dict]:
+    """The process, its parent, and so on upwards."""
+    process = _stat(pid)
+    while process:
+        yield process
+        process = _stat(process["parent"])
+
+
 def _stat(pid: int) -> dict | None:
     """None when it has ended, or is another account's and hidden; process 0 is none."""
     data = read(f"/proc/{pid}/stat")
@@ -93,4 +121,4 @@ def _stat(pid: int) -> dict | None:
         words = (read(f"/proc/{pid}/cmdline") or b"").split(b"\0")
         script = os.fsdecode(os.path.basename(words[1])) if len(words) > 1 else ""
         name = script if script in SUPERVISORS else name
-    return {"pid": pid, "name": name, "parent": int(fields[1]), "sid": int(fields[3])}
+    return {"pid": pid, "name": name, "parent": int(fields[1]), "pgid": int(fields[2]), "sid": int(fields[3])}
