@@ -18,15 +18,8 @@ from patcher import __version__, commands
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.messages import message_console
-from patcher.report import (
-    ReportFile,
-    console_for,
-    error_to_json,
-    print_error,
-    print_outcome,
-    to_json,
-    to_junit,
-)
+from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.report_file import ReportFile
 from patcher.result import Outcome
 
 
@@ -39,6 +32,16 @@ class Given(click.ParamType):
         if not value.strip():
             self.fail("is empty", param, ctx)
         return value
+
+
+class NewFile(click.Path):
+    """A file that is written; its path must not be empty either."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return super().convert(Given().convert(value, param, ctx), param, ctx)
 
 
 def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -64,7 +67,7 @@ def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options of commands that change hosts."""
     for option in (
         click.option("--keep-going", is_flag=True, help="Change the good hosts although others have no plan or fail."),
-        click.option("--report", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        click.option("--report", type=NewFile(), metavar="FILE",
                      help="Keep the JSON document there too, up to date after every batch."),
         click.option("--all-at-once", is_flag=True, help="All hosts at the same time, none of them first."),
         click.option("--batch", type=click.IntRange(min=1), metavar="N",
@@ -149,7 +152,7 @@ def restart(report: Path | None, **options: Any) -> Outcome:
 @cli.command("smoke-test")
 @common
 @click.option("--suite", type=Given(), metavar="FILE|NAME", help="The suite to run.")
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write a JUnit report there.")
+@click.option("--junit", type=NewFile(), help="Write a JUnit report there.")
 def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
     return _reported(commands.smoke_test, junit, to_junit, options)

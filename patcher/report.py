@@ -7,22 +7,19 @@ it survives any log collector.
 from __future__ import annotations
 
 import json
-import os
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from patcher.errors import DdtreePatchError, RollbackFailed, UsageProblem
+from patcher.errors import DdtreePatchError, RollbackFailed
 from patcher.result import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
 
 _STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
 _PLAIN_WIDTH = 160
-_ELSEWHERE = "give a path in a directory that exists and can be written"
 
 
 def console_for(stream: IO[str]) -> Console:
@@ -95,49 +92,6 @@ def to_junit(outcome: Outcome) -> bytes:
             element = ET.SubElement(suite, "testcase", classname=label, name=outcome.command)
             ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
-
-
-class ReportFile:
-    """A file that has the last outcome it was given, as a whole, whenever this program ends.
-
-    `failure` says why the last one is not in it: hosts are not left half done for a report.
-    """
-
-    def __init__(self, path: Path, form: Callable[[Outcome], bytes]) -> None:
-        """form: the outcome as the file's bytes. Raises UsageProblem for a path in a directory that does not exist."""
-        self.path, self.form = path, form
-        self.failure: UsageProblem | None = None
-        if not path.absolute().parent.is_dir():
-            raise UsageProblem("the report's directory does not exist", where=str(path), next_step=_ELSEWHERE)
-
-    def keep(self, outcome: Outcome) -> None:
-        """Write what is not the end yet, unless the file is a pipe, say: that takes one document."""
-        if not self._is_stream:
-            self.write(outcome)
-
-    def write(self, outcome: Outcome) -> None:
-        try:
-            self._put(self.form(outcome))
-            self.failure = None
-        except OSError as error:
-            self.failure = UsageProblem(f"cannot write the report: {error.strerror}", where=str(self.path),
-                                        next_step=_ELSEWHERE)
-
-    @property
-    def _is_stream(self) -> bool:
-        return self.path.exists() and not self.path.is_file()
-
-    def _put(self, data: bytes) -> None:
-        if self._is_stream:
-            self.path.write_bytes(data)
-            return
-        final = Path(os.path.realpath(self.path))  # a link stays one
-        beside = final.with_name(f".{final.name}.{os.getpid()}")
-        try:
-            beside.write_bytes(data)
-            beside.replace(final)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 def _print_host(host: HostResult, console: Console, many: bool) -> None:

@@ -127,12 +127,33 @@ def test_the_report_of_a_client_that_is_killed_has_the_batches_before(tmp_path, 
     assert last["changed"] or last["error"]["error"] == "Interrupted"
 
 
-def test_a_report_that_cannot_be_written_hides_no_result(capfd, tmp_path, monkeypatch):
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """One that apply can patch."""
     make_series(tmp_path / "series/sglang-0.5.11")
     monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "series"))
-    tree = make_package(tmp_path / "tree")
-    code, out, err = run(capfd, "apply", "--site-packages", str(tree), "--report", "/proc/report.json", "--json")
+    return make_package(tmp_path / "tree")
+
+
+def test_a_report_that_cannot_be_written_hides_no_result(capfd, tree):
+    code, out, err = run(capfd, "apply", "--site-packages", str(tree), "--report", "/dev/full", "--json")
     assert code == 2 and json.loads(out)["hosts"][0]["changed"] and "cannot write the report" in err
+
+
+@pytest.mark.parametrize("report", ["", "/proc/report.json", "missing/report.json", "."])
+def test_a_report_that_can_never_be_written_is_refused_first(capfd, tree, report):
+    code, out, _ = run(capfd, "apply", "--site-packages", str(tree), "--report", report)
+    assert (code, out) == (2, "") and not (tree / "sglang/srt/ddtree.py").exists()
+
+
+@pytest.mark.parametrize("report", ["/dev/stdout > out.txt", ">(cat > out.txt); wait $!"])
+def test_a_report_on_stdout_or_in_a_pipe_is_one_document(tree, tmp_path, report):
+    script = f'"$0" -m patcher apply --site-packages "$1" --report {report}'
+    done = subprocess.run(["bash", "-c", script, sys.executable, tree], check=True, cwd=tmp_path, capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    said = (tmp_path / "out.txt").read_text()
+    document, end = json.JSONDecoder().raw_decode(said)
+    assert document["hosts"][0]["changed"] and document["hosts"][0]["summary"] in said[end:] + done.stdout
 
 
 def test_without_a_host_the_places_that_were_searched_are_named(capfd, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
 from patcher.report import (
-    ReportFile,
     console_for,
     error_to_json,
     print_error,
@@ -18,6 +17,7 @@ from patcher.report import (
     to_json,
     to_junit,
 )
+from patcher.report_file import ReportFile
 from patcher.result import FAILED, SKIPPED, HostResult, Outcome
 
 
@@ -150,20 +150,26 @@ def test_junit_tells_what_was_skipped_and_is_xml_whatever_the_names_are():
     assert suite.find("testcase/skipped").get("message") == "another host answers"
 
 
-def test_a_report_nowhere_is_refused(tmp_path):
-    with pytest.raises(UsageProblem, match="does not exist"):
-        ReportFile(tmp_path / "missing" / "report.xml", to_junit)
+@pytest.mark.parametrize(("path", "why"), [
+    ("missing/report.xml", "directory does not exist"), (".", "is a directory"), ("/proc/report.xml", "cannot write"),
+])
+def test_a_report_nowhere_is_refused(tmp_path, path, why):
+    with pytest.raises(UsageProblem, match=why):
+        ReportFile(tmp_path / path, to_junit)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_stays_whole_and_a_link_to_it_stays_one(tmp_path):
     (tmp_path / "real.xml").write_text("of last week")
+    (tmp_path / "real.xml").chmod(0o640)
     link = tmp_path / "report.xml"
     link.symlink_to("real.xml")
     report = ReportFile(link, to_junit)
     for outcome in (Outcome("apply"), Outcome("apply", (HostResult("a"),))):
         report.keep(outcome)
         assert link.read_bytes() == to_junit(outcome) and report.failure is None
-    assert link.is_symlink() and sorted(path.name for path in tmp_path.iterdir()) == ["real.xml", "report.xml"]
+    assert link.is_symlink() and (tmp_path / "real.xml").stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["real.xml", "report.xml"]
 
 
 def test_a_pipe_gets_one_report(tmp_path):
