@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -72,6 +73,17 @@ def test_a_source_tree_in_the_working_directory_wins(server, tmp_path: Path):
     finally:
         end_group(process.pid)
         process.wait()
+
+
+def test_only_a_file_named_by_a_port_notes_a_server_that_is_missing(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    notes = tmp_path / ".ddtree-patch"
+    (notes / "1").mkdir(parents=True)
+    os.mkfifo(notes / "2")
+    for name in ("30000", "0", "030001", "65536", "9" * 23, "\u0663", "notes"):
+        (notes / name).write_text(sys.executable)
+    reply = call_agent(LocalConnection(), sys.executable, {"op": "processes"})
+    assert reply["missing"] == [{"port": 30000, "python": sys.executable}]
 
 
 @pytest.mark.parametrize(("argv", "expected"), [

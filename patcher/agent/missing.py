@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
 import sys
 
 from .failures import Refusal
 from .files import entries, make_directory, read, remove_empty, unlink, write_state
+
+_PORT = re.compile("[1-9][0-9]{0,4}")
 
 
 def note(port: int, is_missing: bool) -> None:
@@ -32,10 +36,13 @@ def noted() -> list[dict]:
     """[{"port", "python"}] of the servers that are missing and whose venv still exists."""
     found = []
     with contextlib.suppress(OSError):
-        for name in filter(str.isdecimal, entries(_folder())):
-            python = os.fsdecode(read(os.path.join(_folder(), name)) or b"")
-            if os.path.isfile(python):
-                found.append({"port": int(name), "python": python})
+        folder = _folder()
+        for name in filter(_PORT.fullmatch, entries(folder)):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # gone meanwhile, or another account's
+                python = os.fsdecode(read(path) or b"") if stat.S_ISREG(os.lstat(path).st_mode) else ""
+                if os.path.isfile(python) and int(name) <= 65535:
+                    found.append({"port": int(name), "python": python})
     return found
 
 
