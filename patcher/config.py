@@ -244,6 +244,8 @@ def _read(path: Path) -> Config:
     for host in hosts.values():
         if host.group in hosts:
             raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a host already")
+        if host.group and any(host.group == other.server for other in hosts.values()):
+            raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a multi-node server already")
         if host.server:
             heads.setdefault(host.server, host.name)
             hosts[host.name] = dataclasses.replace(host, head=heads[host.server])

@@ -135,6 +135,7 @@ def test_search_order(tmp_path, monkeypatch):
     ("[hosts.a.service.args]\n'--x' = ['1']\n", "hosts.a.service.args.--x"),
     ("[hosts.a]\nvenv = '/v'\nsite_packages = '/s'\n", "hosts.a"),
     ("[hosts.a]\n[hosts.b]\ngroup = 'a'\n", "hosts.b.group"),
+    ("[hosts.a]\nserver = 'k'\n[hosts.b]\ngroup = 'k'\n", "hosts.b.group"),
 ])
 def test_what_is_not_known_is_refused_with_file_and_key(tmp_path, text, named):
     path = write(tmp_path, text)

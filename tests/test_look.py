@@ -1,5 +1,7 @@
 """list and doctor: what they say of a host is what apply would find there."""
 
+import json
+
 
 def test_doctor_fails_where_apply_would_for_want_of_the_kernel(stub_host, tool):
     config = stub_host.configure("local", require=True)
@@ -28,3 +30,30 @@ def test_the_last_line_of_list_tells_a_patched_tree_from_a_pristine_one(stub_hos
     assert last_line() == "sglang 0.5.11: not patched; series sglang-0.5.11 can be applied"
     assert tool("apply", "--site-packages", stub_host.site_packages).code == 0
     assert last_line() == "sglang 0.5.11: patched: series sglang-0.5.11, stage temperature"
+
+
+def test_what_becomes_of_a_server_that_was_left_down_is_said_beforehand(stub_host, tool):
+    pid = stub_host.start_server().pid
+    options = ("--local", "--config", stub_host.configure("local", args={"--stub-fail": True}), "--json")
+    assert tool("revert", *options, "--dry-run").host["summary"].endswith("; no restart")
+    assert tool("apply", *options, "--no-restart").code == 0
+    assert f"process {pid} would be restarted" in tool("revert", *options, "--dry-run").host["summary"]
+    assert tool("restart", *options).code == 6 and not stub_host.server_pids()
+    left_down = "an earlier command had stopped it, and no other was ready in its place"
+    (service,) = [step for step in tool("doctor", *options).host["steps"] if step["name"] == "service"]
+    assert service["detail"] == f"process: no server is running: {left_down}; apply starts it again"
+    dry = tool("revert", *options, "--dry-run")
+    assert dry.host["summary"].endswith(f"; the server would be started, because {left_down}")
+
+
+def test_status_shows_the_files_also_where_what_is_kept_of_the_server_is_damaged(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    assert tool("apply", *options).code == 0
+    stub_host.stop()
+    kept = stub_host.venv / ".ddtree-patch/sglang/state.json"
+    state = json.loads(kept.read_text())
+    kept.write_text(json.dumps({name: "odd" if name.startswith("service") else state[name] for name in state}))
+    said = tool("status", *options)
+    assert said.code == 0 and said.host["state"] == "temperature" and said.host["files"]
+    assert "makes no sense" in said.host["facts"]["server"]

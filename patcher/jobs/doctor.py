@@ -8,7 +8,7 @@ from patcher.errors import Conflict, DdtreePatchError, HostUnreachable, Interrup
 from patcher.jobs.commit import describe
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
-from patcher.jobs.serving import Serving
+from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import stage_named
 from patcher.kernels import ops_of
 from patcher.moment import local_time
@@ -131,6 +131,8 @@ class Doctor(Look):
         self.session.result.data["service"] = described
         if not described["running"]:
             step.state = WARNING
+            if serving.service.ended() is not None:
+                return f"{described['kind']}: no server is running: {LEFT_DOWN}; apply starts it again"
             return f"{described['kind']}: no server is running, so an apply could not be checked"
         return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
 

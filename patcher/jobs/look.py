@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patcher.errors import UnsupportedVersion
+from patcher.errors import BadAnswer, UnsupportedVersion
 from patcher.jobs.serving import LEFT_DOWN
 from patcher.jobs.session import Session, stage_named
 from patcher.jobs.states import file_states, overall_state, shown
@@ -63,7 +63,10 @@ class Look:
         session, port = self.session, self.session.host.endpoint.port
         none = f"none runs on port {port}" if port else "none runs"
         by_tool = session.host.service.kind == "process"
-        ended = ended_server(session.target.ask, session.host.name) if by_tool else None
+        try:
+            ended = ended_server(session.target.ask, session.host.name) if by_tool else None
+        except BadAnswer as problem:  # what is kept of the server hides nothing of the files
+            return f"{none}; {problem.what}"
         if ended is None or port not in (None, ended["port"]):
             return none
         return f"{none}: {LEFT_DOWN}; apply, restart and revert start it again"

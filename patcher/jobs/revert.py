@@ -45,7 +45,7 @@ class Revert:
     def execute(self) -> None:
         """Do it. A server that does not come back is NotReady; the files stay as they were before the apply."""
         if self.options.dry_run:
-            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}"
+            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}{self._would_restart()}"
             return
         with self.session.node.together():
             self._put_back()
@@ -85,6 +85,18 @@ class Revert:
             step.detail = f"process {report.pid} answers, without the patch"
         if server is None and before is not None:
             self.result.summary += f"; the server was started again, because {LEFT_DOWN}"
+
+    def _would_restart(self) -> str:
+        """What a revert would do to the server, for a dry run."""
+        if self.why_not:
+            return ""
+        server, before = self.serving.look()
+        if server is not None:
+            is_left = self.plan.is_noop and self._is_stock()
+            return "; no restart" if is_left else f"; process {server['pid']} would be restarted"
+        if before is not None:
+            return f"; the server would be started, because {LEFT_DOWN}"
+        return "; the server would be started" if self.serving.service.starts_stopped else "; no server is running"
 
     def _is_stock(self) -> bool:
         """Whether the server that runs reports no patch, where it can be asked."""
