@@ -14,6 +14,7 @@ from patcher.config import HostSettings
 from patcher.connection import Connection
 from patcher.errors import Conflict, NoInstallation, UsageProblem
 from patcher.remote import ANY_PYTHON, call_agent
+from patcher.services.flags import port_of
 
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # In a log: SGLang prints all of its arguments when it starts, and frameworks print command lines and headers.
@@ -111,16 +112,19 @@ def serving_processes(target: Target, inspection: Mapping[str, Any]) -> list[Map
     return [p for p in target.processes if _runs(p, inspection)]
 
 
-def refuse_other_copy(target: Target, inspection: Mapping[str, Any]) -> None:
+def refuse_other_copy(target: Target, inspection: Mapping[str, Any], port: int | None = None) -> None:
     """Raise Conflict when servers are running, but none of them from the installation that is to be patched.
+
+    With `port` (else endpoint.port) only those on it count, or that were told it and do not listen yet.
 
     Patching a copy that nobody runs succeeds in every way that files can tell, and changes nothing for the users.
     """
-    port = target.host.endpoint.port
+    port = port or target.host.endpoint.port
     ours = serving_processes(target, inspection)
-    if ours and (port is None or any(port in p["listening"] for p in ours)):
+    meant = [p for p in target.processes if port is None or port in (p["listening"] or [port_of(p["argv"])])]
+    if any(p in ours for p in meant):
         return
-    others = [p for p in target.processes if p not in ours and (port is None or port in p["listening"])]
+    others = [p for p in meant if p not in ours]
     if not others:
         return
     raise Conflict(

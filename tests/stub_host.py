@@ -76,7 +76,7 @@ class StubHost:
         self.config = home / "hosts.toml"
         self.suite = home / "suite.toml"
         self.suite.write_text(SUITE)
-        self.port = _free_port()
+        self.port = free_port()
         self.servers: list[subprocess.Popen] = []
 
     def configure(self, *names: str, args: dict[str, str | bool] | None = None, require: bool = False,
@@ -166,7 +166,7 @@ kind = "process"
                 if path.is_file() and "__pycache__" not in path.parts}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

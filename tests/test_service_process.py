@@ -18,11 +18,12 @@ from patcher import readiness
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.connection import LocalConnection
-from patcher.errors import NotReady
+from patcher.errors import Locked, NotReady
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.services.host_script import left_behind
+from patcher.services.process import state_name
 from patcher.suite import Prompt
 
 SECRET = "hunter2-hunter2"
@@ -91,7 +92,15 @@ class Site:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
+    def let_go(self):
+        """What was ended was ended long ago."""
+        name = state_name(self.port)
+        kept = self.ask("state", get=[name])["values"][name] or {}
+        if "ended" in kept:
+            self.ask("state", put={name: {**kept, "ended": {**kept["ended"], "since": 0}}})
+
     def clean_up(self):
+        self.let_go()
         with contextlib.suppress(NotReady):
             self.service().stop()
         for process in self.started:
@@ -108,7 +117,7 @@ def _look_often(monkeypatch):
 @pytest.fixture
 def site(stub_python, port, tmp_path):
     site = Site(stub_python, port, tmp_path)
-    site.ask("state", put={"service": None})
+    site.ask("state", put={state_name(site.port): None})
     yield site
     site.clean_up()
 
@@ -154,7 +163,7 @@ def test_the_environment_stays_on_the_host_in_a_private_file(site):
     site.wait(service, 0.0)
     service.restart()
     site.wait(service, 0.0)
-    environment = Path(site.state_dir) / "service.env"
+    environment = Path(site.state_dir) / f"service-{site.port}.env"
     assert SECRET.encode() in environment.read_bytes()
     assert stat.S_IMODE(environment.stat().st_mode) == 0o600
     assert len(site.exchanged) > 5
@@ -167,6 +176,7 @@ def test_start_when_the_server_is_dead(site):
     site.wait(service, 0.0)
     service.restart()
     running = site.wait(service, 0.0)
+    service.settled()
     scheduler = next(pid for pid in service.live()["tree"] if pid != running.pid)
     os.kill(running.pid, signal.SIGKILL)
     site.until(lambda: not alive(running.pid))
@@ -195,6 +205,35 @@ def test_a_server_that_was_stopped_is_missing_until_another_is_ready(site):
     site.wait(later, 0.0)
     later.settled()
     assert site.service(PATCHED).ended() is None and site.info()["speculative_algorithm"] == "DDTREE"
+
+
+def test_of_two_commands_one_starts_the_server(site):
+    site.start()
+    first, second = site.service(), site.service()
+    site.wait(first, 0.0)
+    assert second.ended() is None
+    first.stop()
+    with pytest.raises(Locked, match="a command stopped the server"):
+        second.restart()
+    site.let_go()  # as if the first were slower than any command is
+    second.restart()
+    with pytest.raises(Locked, match="another command began"):
+        first.start()
+
+
+def test_a_server_whose_start_was_not_kept_any_more_does_not_become_the_original(site):
+    by_hand = site.start()
+    service = site.service(PATCHED)
+    site.wait(service, 0.0)
+    service.restart()
+    name = state_name(site.port)
+    kept = site.ask("state", get=[name])["values"][name]
+    site.ask("state", put={name: {key: value for key, value in kept.items() if key != "running"}})
+    later = site.service({"--speculative-algorithm": "STUB"})  # the flags were changed meanwhile
+    site.wait(later, 0.0)
+    later.restart(patched=False)
+    site.wait(later, 0.0)
+    assert later.live()["argv"] == by_hand.args
 
 
 def test_a_port_that_somebody_else_holds_is_told_before_the_start(site):

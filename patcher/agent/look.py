@@ -129,8 +129,8 @@ def state(site: Site, request: dict) -> dict:
     """
     put, get = request.get("put") or {}, request.get("get") or ()
     for name in (*put, *get):
-        if not re.fullmatch(r"[a-z_]+", name):
-            raise Refusal("UsageProblem", "a name of the state has letters a-z and _ only", name)
+        if not re.fullmatch(r"[a-z_0-9]+", name):
+            raise Refusal("UsageProblem", "a name of the state has letters a-z, digits and _ only", name)
     values = site.load(STATE) or {}
     if put:
         with locked(site, request.get("who", "")):

@@ -64,10 +64,10 @@ class Look:
         none = f"none runs on port {port}" if port else "none runs"
         by_tool = session.host.service.kind == "process"
         try:
-            ended = ended_server(session.target.ask, session.host.name) if by_tool else None
+            ended = ended_server(session.target.ask, session.host.name, port) if by_tool else None
         except BadAnswer as problem:  # what is kept of the server hides nothing of the files
             return f"{none}; {problem.what}"
-        if ended is None or port not in (None, ended["port"]):
+        if ended is None:
             return none
         return f"{none}: {LEFT_DOWN}; apply, restart and revert start it again"
 

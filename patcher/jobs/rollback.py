@@ -54,7 +54,8 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
     except Interrupted:
         raise
     except Locked as taken:
-        result.summary = "not rolled back: the installation is someone else's by now"
+        result.summary = ("not rolled back: the installation is someone else's by now" if result.changed else
+                          "the files are as before; another command is restarting the server")
         raise Locked(f"the apply failed ({failure}), and {taken.what}", where=session.host.name,
                      next_step="ddtree-patch status says where the host stands") from failure
     except DdtreePatchError as error:
@@ -76,7 +77,7 @@ def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], pa
             serving.service.start_as(server["argv"])
             report = serving.bring_back(patched=True, identities={patch})
             step.detail = f"process {report.pid} answers, with the command line from before"
-    except Interrupted:
+    except (Interrupted, Locked):  # or another command sees to the server by now
         raise
     except DdtreePatchError as error:
         raise RollbackFailed(

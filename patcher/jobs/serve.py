@@ -61,4 +61,6 @@ class SmokeTest:
                 sampled=self.session.samples, identity=receipt["identity"] if receipt else None,
                 started_after=receipt["host"]["commit_time"] if receipt else None,
             )
+        if self.serving.service:
+            self.serving.service.settled()
         result.summary = f"suite {self.serving.suite.name}: all checks passed"

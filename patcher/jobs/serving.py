@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
-from patcher.errors import BadAnswer, NotReady, SmokeFailed, UsageProblem
+from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
 from patcher.jobs.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
@@ -76,15 +76,17 @@ class Serving:
                                next_step="say which one is meant: endpoint.port in hosts.toml",
                                detail="\n".join(describe_process(process) for process in serving))
         if not ports and self.host.service.kind == "process" and not self.session.target.is_tree:
-            ended = ended_server(self.session.target.ask, self.host.name)
+            ended = ended_server(self.session.target.ask, self.host.name, None)
             ports = [ended["port"]] if ended else []
         return ports[0] if ports else DEFAULT_PORT
 
     def refuse_wrong_server(self) -> None:
         """Raise Conflict, before anything is changed, where a restart would not be of the server that is meant."""
-        if self.service.ended() is None:  # the one that is missing ran from here, whatever else runs on the host
-            refuse_other_copy(self.session.target, self.session.inspection)
+        # One that is missing ran from here, whatever else runs on other ports of the host.
+        port = None if self.service.ended() is None else self.client.port
+        refuse_other_copy(self.session.target, self.session.inspection, port)
         self.refuse_supervised()
+        self.service.refuse_in_hand()
 
     def refuse_supervised(self) -> None:
         """Raise Conflict when something else starts the server again whenever it ends, and kind is `process`."""
@@ -164,8 +166,14 @@ class Serving:
         `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
         whichever. `younger_than`: unix time on the host that the new process must not be older than; None: now.
         """
-        with self._naming_log():
-            return self._restart(patched, sampled, identities, younger_than)
+        try:
+            with self._naming_log():
+                return self._restart(patched, sampled, identities, younger_than)
+        except DdtreePatchError as failure:
+            if type(failure) is not HostUnreachable:
+                with suppress(DdtreePatchError):  # it must not take the place of the error that there is
+                    self.service.let_go()
+            raise
 
     def _restart(self, patched: bool, sampled: bool, identities: set[str | None] | None,
                  younger_than: float | None) -> ReadyReport:

@@ -83,4 +83,5 @@ class Verify:
         problem = serving.identity_problem({receipt["identity"]})
         if problem:
             raise NotReady(problem, where=host, next_step=f"see which files process {server['pid']} has open")
+        serving.service.settled()
         return f"process {server['pid']} is younger than the files and reports their identity"

@@ -11,7 +11,7 @@ from patcher.shapes import COUNT, TIME, problem
 _SERVER = {"pid": COUNT, "ticks": COUNT, "start_time": TIME, "argv": [str], "cwd": (str, None), "log": (str, None)}
 _OTHER = {"pid": COUNT, "start_time": TIME, "argv": [str]}
 _ORIGINAL = {"argv": [str], "cwd": str, "uid": COUNT, "gid": COUNT, "umask": COUNT}
-_ENDED = {"argv": [str], "port": COUNT}
+_ENDED = {"argv": [str], "port": COUNT, "since": TIME, "by": str}
 _STARTED = {"pid": COUNT, "ticks": COUNT, "start_time": TIME, "log": str}
 _ANSWERS = {
     "status": {"now": TIME, "server": (None, _SERVER), "listener": {"owner": str, "process": (None, _OTHER)}},
@@ -38,14 +38,23 @@ def answer_of(op: str, printed: str, host: str) -> dict[str, Any]:
 
 
 def kept_state(value: Any, host: str) -> dict[str, Any]:
-    """What the process adapter kept: {}, or {"original"} with or without "running" and "ended". Raises BadAnswer."""
+    """What the process adapter kept: {}, or {"original"} with or without the other names. Raises BadAnswer."""
     found = problem(value, (None, {}))
-    for name, shape in (("original", _ORIGINAL), ("running", {**_STARTED, "argv": [str]}), ("ended", _ENDED)):
+    for name, shape in (("original", _ORIGINAL), ("planned", [str]), ("running", {**_STARTED, "argv": [str]}),
+                        ("ended", _ENDED)):
         if not found and value and value.get(name) is not None:
             found = problem(value[name], shape)
     if found:
         raise _bad(f"'state': {found}", host)
     return value or {}
+
+
+def last_ended_port(value: Any, host: str) -> int | None:
+    """The port in {"port"}, None for None. Raises BadAnswer."""
+    found = problem(value, (None, {"port": COUNT}))
+    if found:
+        raise _bad(f"'state': {found}", host)
+    return value["port"] if value else None
 
 
 def _bad(why: str, host: str) -> BadAnswer:

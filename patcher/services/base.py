@@ -129,7 +129,15 @@ class Service(ABC):
         return None
 
     def settled(self) -> None:
-        """A server is ready: none that was ended is missing any more."""
+        """A server is ready: none that was ended is missing any more, unless another command is about to restart it."""
+        return None
+
+    def let_go(self) -> None:
+        """This command will not start the server that it ended: the next one need not wait for it."""
+        return None
+
+    def refuse_in_hand(self) -> None:
+        """Raise Locked while another command has stopped the server and may be about to start it."""
         return None
 
     def line_for(self, server: Mapping[str, Any]) -> list[str]:

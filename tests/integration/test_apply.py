@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from builders import make_package
+from stub_host import StubHost, free_port
 
 DDTREE = {"--speculative-algorithm": "DDTREE"}
 
@@ -87,7 +88,7 @@ def test_a_rollback_that_fails_exits_8_with_the_commands(stub_host, tool, tmp_pa
     assert stub_host.hashes() == before, "the files are back all the same"
     restart, start = said.error["commands"]
     assert restart.startswith(f"ddtree-patch restart --local --config {stub_host.config} --venv ")
-    assert "service.env" in start and f"-m sglang.launch_server --port {stub_host.port}" in start
+    assert f"service-{stub_host.port}.env" in start and f"-m sglang.launch_server --port {stub_host.port}" in start
 
 
 def test_a_server_that_runs_another_copy_is_refused(stub_host, tool, tmp_path):
@@ -140,10 +141,104 @@ sys.exit(main())
 """
 
 
-def killed_before_the_start(*args):
+def killed_before_the_start(stub_host, *args, seconds_ago=600):
     """The tool as a program of its own, which is gone between the end of the server and the start of the next one."""
     ended = subprocess.run([sys.executable, "-c", CUT, *map(str, args)], capture_output=True, text=True, check=False)
     assert ended.returncode == 137, ended.stderr
+    kept = stub_host.venv / ".ddtree-patch/sglang/state.json"
+    state = json.loads(kept.read_text())
+    state[f"service_{stub_host.port}"]["ended"]["since"] -= seconds_ago
+    kept.write_text(json.dumps(state))
+
+
+def test_no_server_is_started_while_another_command_may_be_about_to(stub_host, tool):
+    """Two would load at once."""
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE), "--json")
+    killed_before_the_start(stub_host, "apply", *options, seconds_ago=0)
+    patched = stub_host.hashes()
+    for command in ("apply", "restart", "revert"):
+        said = tool(command, *options)
+        assert said.code == 9 and "a command stopped the server" in said.error["what"]
+        assert said.error["next"].startswith("run again in ")
+    assert not stub_host.server_pids() and stub_host.hashes() == patched
+
+
+def test_a_command_that_failed_holds_up_no_other(stub_host, tool):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args={"--stub-fail": True}), "--json")
+    assert tool("restart", *options).code == 0, "nothing is patched, so that service.args do not count"
+    assert tool("apply", *options, "--no-restart").code == 0
+    assert tool("restart", *options).code == 6 and not stub_host.server_pids()
+    stub_host.configure("local", args=DDTREE)
+    assert tool("restart", *options).code == 0
+
+
+def test_a_server_of_another_copy_that_came_in_place_of_the_stopped_one_is_refused(stub_host, tool, tmp_path):
+    stub_host.start_server()
+    options = ("--local", "--config", without("endpoint", stub_host.configure("local", args=DDTREE)), "--json")
+    killed_before_the_start(stub_host, "apply", *options)
+    (tmp_path / "other").mkdir()
+    other = StubHost(tmp_path / "other")
+    other.port = stub_host.port
+    try:
+        server = other.start_server()
+        for command in ("apply", "restart", "revert"):
+            said = tool(command, *options, "--venv", stub_host.venv)
+            assert said.code == 4 and "another copy" in said.error["what"], said.stderr
+        assert server.poll() is None
+    finally:
+        other.stop()
+
+
+def test_what_was_started_by_hand_once_more_does_not_become_the_original(stub_host, tool):
+    """The very line of the patched server, before args were changed."""
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE), "--json")
+    assert tool("apply", *options).code == 0
+    stub_host.stop()
+    stub_host.start_server("--speculative-algorithm", "DDTREE")
+    stub_host.configure("local", args=DDTREE | {"--stub-start-s": "0.1"})
+    assert tool("apply", *options).code == 0
+    back = tool("revert", *options)
+    assert back.code == 0, back.stderr
+    assert stub_host.info()["speculative_algorithm"] is None
+
+
+@pytest.mark.parametrize("command", ["verify", "smoke-test"])
+def test_a_server_that_was_found_healthy_is_missing_no_longer(stub_host, tool, command):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    killed_before_the_start(stub_host, "apply", *options)
+    stub_host.start_server()
+    assert tool(command, *options).code == 0
+    stub_host.stop()
+    assert tool("status", *options).host["facts"]["server"] == f"none runs on port {stub_host.port}"
+    assert any("no server is running" in line for line in tool("revert", *options).host["not_done"])
+
+
+def command_line_on(port):
+    lines = [path.read_text().split("\0")[:-1] for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return next(line for line in lines if line[3:5] == ["--port", str(port)])
+
+
+def test_two_servers_of_one_venv_are_each_restarted_as_they_were(stub_host, tool):
+    first_port = stub_host.port
+    stub_host.start_server("--stub-start-s", "0.1")
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE), "--json")
+    assert tool("apply", *options).code == 0
+    first = stub_host.server_pids()
+    stub_host.port = free_port()
+    second = stub_host.start_server("--stub-start-s", "0.2")
+    stub_host.configure("local", args=DDTREE)
+    assert tool("restart", *options).code == 0
+    assert second.poll() is not None and set(first) < set(stub_host.server_pids())
+    assert tool("revert", *options).code == 0 and set(first) < set(stub_host.server_pids())
+    assert command_line_on(stub_host.port)[-2:] == ["--stub-start-s", "0.2"]
+    stub_host.port = first_port
+    stub_host.configure("local", args=DDTREE)
+    assert tool("revert", *options).code == 0
+    assert command_line_on(stub_host.port)[-2:] == ["--stub-start-s", "0.1"]
 
 
 def without(key, config):
@@ -155,7 +250,7 @@ def without(key, config):
 def test_an_apply_that_was_killed_while_the_server_was_down_is_gone_on_with(stub_host, tool):
     stub_host.start_server()
     options = ("--local", "--config", stub_host.configure("local", args=DDTREE))
-    killed_before_the_start("apply", *options)
+    killed_before_the_start(stub_host, "apply", *options)
     assert not stub_host.server_pids()
     missing = "an earlier command had stopped it, and no other was ready in its place"
     assert missing in tool("status", *options, "--json").host["facts"]["server"]
@@ -181,7 +276,7 @@ def test_a_revert_that_was_killed_while_the_server_was_down_is_gone_on_with(stub
     stub_host.start_server()
     options = ("--local", "--config", without("venv", stub_host.configure("local", args=DDTREE)), "--json")
     assert tool("apply", *options).code == 0
-    killed_before_the_start("revert", *options)
+    killed_before_the_start(stub_host, "revert", *options)
     assert not stub_host.server_pids() and stub_host.hashes() == before
     back = tool("revert", *options)
     assert back.code == 0, back.stderr
@@ -198,7 +293,7 @@ def test_a_restart_that_was_killed_while_the_server_was_down_is_gone_on_with_by_
     stub_host.start_server()
     options = ("--local", "--config", without("endpoint", stub_host.configure("local", args=DDTREE)), "--json")
     for command in ("restart", "apply", "restart", "revert"):
-        killed_before_the_start("restart", *options)
+        killed_before_the_start(stub_host, "restart", *options)
         assert not stub_host.server_pids()
         said = tool(command, *options)
         assert said.code == 0, said.stderr
