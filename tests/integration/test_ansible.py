@@ -149,7 +149,7 @@ def test_a_drifted_host_and_a_failed_smoke_suite_stop_the_rollout(operator):
     assert any("installed '# edited'" in line for line in drift)
     smoke = played.message("gpu3")
     assert smoke[0].startswith("gpu3: the smoke suite failed: ") and "  exit code: 7" in smoke
-    assert "  next: everything was rolled back; see the failed checks and the server's log" in smoke
+    assert any(line.startswith("  next: everything was rolled back; see the failed checks") for line in smoke)
     assert any("the server decodes greedily" in line for line in smoke)
 
 
