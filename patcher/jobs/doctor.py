@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
 
-from patcher.errors import Conflict, DdtreePatchError, HostUnreachable, Interrupted, Locked
+from patcher.errors import Conflict, Locked
+from patcher.jobs.checks import Checks
 from patcher.jobs.commit import describe
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
@@ -32,7 +33,7 @@ class Doctor(Look):
     """Each look is a step; all are made, and the first that fails decides the exit code."""
 
     def show(self) -> None:
-        self.failures: list[DdtreePatchError] = []
+        checks = Checks(self.session.result)
         self.describe_installation()
         session = self.session
         interpreter = session.inspection["interpreter"]
@@ -47,11 +48,9 @@ class Doctor(Look):
             ("links", self._links), ("disk space", self._space), ("lock", self._lock), ("receipt", self._receipt),
             ("service", self._service), ("the copy that is served", self._copy),
         ):
-            self._look(name, look)
-        self._collect(self._kernel)
-        if self.failures:
-            session.result.summary = f"{len(self.failures)} things stand in the way of an apply"
-            raise self.failures[0]
+            checks.step(name, look)
+        checks.collect(self._kernel)
+        checks.raise_first("things stand in the way of an apply")
         session.result.summary = "ready for apply"
 
     def _versions(self) -> dict[str, str]:
@@ -59,20 +58,10 @@ class Doctor(Look):
         reply = self.session.target.ask("run_python", source=_VERSIONS, argv=list(_COMPANIONS), env={}, timeout=60)
         return dict(line.split(" ", 1) for line in reply["stdout"].splitlines() if " " in line)
 
-    def _look(self, name: str, look: Callable[[Step], str]) -> None:
-        def as_step() -> None:
-            with self.session.result.step(name) as step:
-                step.detail = look(step)
-
-        self._collect(as_step)
-
-    def _collect(self, look: Callable[[], None]) -> None:
-        try:
-            look()
-        except (Interrupted, HostUnreachable):
-            raise
-        except DdtreePatchError as error:
-            self.failures.append(error)
+    @cached_property
+    def _serving(self) -> Serving:
+        """Asked for when the service's turn comes: it may refuse what hosts.toml says, which is a failed look then."""
+        return Serving(self.session)
 
     def _supported(self, step: Step) -> str:
         return f"series {self.session.series().name}"
@@ -123,7 +112,7 @@ class Doctor(Look):
         return f"series {receipt['series']}, stage {receipt['stage']}" if receipt else "none"
 
     def _service(self, step: Step) -> str:
-        serving = Serving(self.session)
+        serving = self._serving
         if serving.service is None:
             return serving.why_not
         serving.refuse_supervised()
@@ -137,14 +126,14 @@ class Doctor(Look):
         return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
 
     def _copy(self, step: Step) -> str:
-        if Serving(self.session).service is None:
+        if self._serving.service is None:
             return "no service"
         refuse_other_copy(self.session.target, self.session.inspection)
         return "no server of another copy is in the way"
 
     def _kernel(self) -> None:
         """Where apply would try the kernel, try it: its failure is one that apply would end with."""
-        why_not = Serving(self.session).why_not
+        why_not = self._serving.why_not
         if not why_not:
             check_kernel(self.session, stage=stage_named(self.session.series(), ""), sampled=True)
             return

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from patcher.errors import Conflict, DdtreePatchError, Drift, HostUnreachable, Interrupted, NotReady
+from patcher.errors import Conflict, Drift, NotReady
+from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
@@ -16,7 +15,6 @@ class Verify:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.result = session.result
-        self.failures: list[DdtreePatchError] = []
 
     def prepare(self) -> None:
         self.session.open()
@@ -26,35 +24,19 @@ class Verify:
         if receipt is None:
             why = "its receipt is stale: the package was replaced" if self.session.stale else "there is no receipt"
             raise Conflict(f"not patched: {why}", where=self.session.host.name, next_step="ddtree-patch apply")
-        self._check("patched files", self._files)
+        checks = Checks(self.result)
+        checks.step("patched files", lambda step: self._files())
         serving = Serving(self.session)
         if self.session.target.is_tree:
             self.result.skip("kernel probe", "a tree of files has no interpreter")
         else:
-            self._collect(lambda: check_kernel(self.session, stage=receipt["stage"], sampled=self.session.samples))
+            checks.collect(lambda: check_kernel(self.session, stage=receipt["stage"], sampled=self.session.samples))
         if serving.service is None:
             self.result.skip("running server", serving.why_not)
         else:
-            self._check("running server", lambda: self._server(serving))
-        if self.failures:
-            self.result.summary = f"{len(self.failures)} checks failed"
-            raise self.failures[0]
+            checks.step("running server", lambda step: self._server(serving))
+        checks.raise_first("checks failed")
         self.result.summary = f"series {receipt['series']}, stage {receipt['stage']}: verified"
-
-    def _check(self, name: str, check: Callable[[], str]) -> None:
-        def as_step() -> None:
-            with self.result.step(name) as step:
-                step.detail = check()
-
-        self._collect(as_step)
-
-    def _collect(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except (Interrupted, HostUnreachable):
-            raise
-        except DdtreePatchError as error:
-            self.failures.append(error)
 
     def _files(self) -> str:
         files = self.session.receipt["files"]

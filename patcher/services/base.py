@@ -65,7 +65,6 @@ class ServiceHost:
             raise NotReady(answer["error"], where=self.name, next_step="see to that process by hand, then run again")
         return answer
 
-
     def serving_pid(self) -> int | None:
         """The SGLang launcher that serves the port, else the youngest that was told it; for unsupervised servers."""
         processes = self.ask("processes")["processes"]

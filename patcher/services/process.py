@@ -117,8 +117,8 @@ class ProcessService(Service):
 
     def _in_hand(self) -> tuple[float, float] | None:
         """(when another command began to stop or start the server, now), while it may not have started it yet."""
-        ended = self._state().get("ended")
-        if not ended or ended["by"] in ("", self._me):
+        ended = self._ended_by_another()
+        if ended is None:
             return None
         seen = self.observe()
         started = seen["server"] is not None and seen["server"]["start_time"] >= ended["since"]
@@ -126,6 +126,11 @@ class ProcessService(Service):
         if started or not 0 <= seen["now"] - ended["since"] < START_WITHIN_S:
             return None
         return ended["since"], seen["now"]
+
+    def _ended_by_another(self) -> Mapping[str, Any] | None:
+        """What is kept of a server that another command ended and has not let go of."""
+        ended = self._state().get("ended")
+        return ended if ended and ended["by"] not in ("", self._me) else None
 
     def _ended_now(self, argv: Sequence[str]) -> dict[str, Any]:
         return {"argv": list(argv), "port": self.host.port, "since": self.observe()["now"], "by": self._me}
@@ -158,7 +163,7 @@ class ProcessService(Service):
     def start(self, *, patched: bool = True) -> None:
         self._cached = None
         state = self._state()
-        if "ended" in state and state["ended"]["by"] not in ("", self._me):
+        if self._ended_by_another():
             raise Locked("another command began to restart the server meanwhile", where=self.host.name,
                          next_step="ddtree-patch status says where it stands")
         original = state.get("original")

@@ -23,8 +23,9 @@ NOT_RUN = {
 }
 
 
-def sections(found: dict[str, dict], costs: list[dict]) -> list[Section]:
-    """`found`: the newest document of each experiment; `costs`: all of the cost of a step, the newest first."""
+def sections(documents: dict[str, list[dict]]) -> list[Section]:
+    """Of the newest document of each experiment, as `by_experiment` gives them; of the cost of a step from all."""
+    found = {name: of_one[0] for name, of_one in documents.items()}
     made = []
 
     def add(section: Section, *names: str) -> None:
@@ -44,7 +45,7 @@ def sections(found: dict[str, dict], costs: list[dict]) -> list[Section]:
     if "acceptance" in found or "sweep" in found:
         add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
-        add(speed.cost(*costs), "cost")
+        add(speed.cost(*documents["cost"]), "cost")
     for name, write in (("tree-kernels", kernels.tree), ("target-probs", kernels.target_probs)):
         if name in found:
             add(write(found[name]), name)
@@ -74,9 +75,8 @@ def _about_speed(made: list[Section]) -> list[str]:
 
 def main() -> None:
     documents = by_experiment()
-    found = {name: of_one[0] for name, of_one in documents.items()}
-    made = sections(found, documents.get("cost", []))
-    missing = [what for name, what in NOT_RUN.items() if name not in found]
+    made = sections(documents)
+    missing = [what for name, what in NOT_RUN.items() if name not in documents]
     missing += [what for section in made for what in section.missing]
     lines = [
         "# Measured on a GPU",

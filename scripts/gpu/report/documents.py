@@ -40,6 +40,11 @@ def measured_on(document: dict) -> str:
     return f"{document['date'][:10]}, {count}{where}, Python {host['python']}, {of}. `{document['command']}`"
 
 
+def opened(title: str, document: dict, said: str) -> Section:
+    """A section that begins with where it was measured and what was."""
+    return Section(title, [measured_on(document), "", said, ""])
+
+
 def failed_steps(result: dict) -> list[str]:
     """Steps that raised: their name and the exception's last line."""
     return [

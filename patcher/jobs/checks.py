@@ -1,0 +1,39 @@
+"""Checks that are all made, also after one that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
+from patcher.result import HostResult, Step
+
+
+class Checks:
+    """`failures`: of the checks so far, in order; the first decides the exit code."""
+
+    def __init__(self, result: HostResult) -> None:
+        self.result = result
+        self.failures: list[DdtreePatchError] = []
+
+    def step(self, name: str, check: Callable[[Step], str]) -> None:
+        """Make a check as a step of its own, whose detail is what the check gives."""
+        def as_step() -> None:
+            with self.result.step(name) as step:
+                step.detail = check(step)
+
+        self.collect(as_step)
+
+    def collect(self, check: Callable[[], None]) -> None:
+        """Make a check. Interrupted and HostUnreachable end the others too, and are raised."""
+        try:
+            check()
+        except (Interrupted, HostUnreachable):
+            raise
+        except DdtreePatchError as error:
+            self.failures.append(error)
+
+    def raise_first(self, what: str) -> None:
+        """Raise the first failure, if there is one, with their number and `what` as the summary."""
+        if self.failures:
+            self.result.summary = f"{len(self.failures)} {what}"
+            raise self.failures[0]
