@@ -9,10 +9,13 @@ which is the hardest case for top-p; "peaked" modes bias 60 tokens, as a trained
 import itertools
 import json
 import os
+import re
+import signal
 import statistics
 import time
 from pathlib import Path
 
+from scripts.gpu import renorm
 from scripts.gpu.fleet import ROOT, Run
 from scripts.gpu.server import generate
 
@@ -29,11 +32,14 @@ SAMPLING = {
 }
 PEAKS = {"logit_bias": {str(1000 + 37 * i): 14.0 - 0.35 * i for i in range(60)}}
 MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0", "T=1 top_p", "T=1 top_k top_p")}
-# Stock DFLASH ignores min-p, and its servers stopped answering at requests with top-p over flat rows, twice.
-STOCK_MODES = ["T=0", "T=1", "T=1 top_k", "T=0, peaked", "T=1 top_p, peaked", "T=1 top_k top_p, peaked"]
+# Stock DFLASH ignores min-p, and its servers stop answering at 16 requests with top-k and top-p over flat rows: that is
+# tried last (see renorm.py).
+HANGING = "T=1 top_k top_p"
+STOCK_MODES = [mode for mode in MODES if mode not in ("T=1 min_p", HANGING)]
 STEPS, ROUNDS = 16, 10
 WARM = 3  # steps at the begin of a window that do not count
 HANGS = 60.0  # seconds for an answer of less than one
+FIRST = 240.0  # the same where the release may compile: FlashInfer's sampling takes nvcc 77 to 92 s
 
 
 def run(run: Run) -> dict:
@@ -76,7 +82,39 @@ def run(run: Run) -> dict:
         )
         for name in servers
     }
+    measures["flat top_k top_p"] = lambda: _ends(run, folders["dflash-stock"])
+    if not run.rehearsal:
+        measures["top_p_renorm_prob"] = lambda: renorm.ends(run.python("stock"), gpus[-1] or "0")
     return run.steps("cost", found, measures)
+
+
+def _prompts(batch: int, vocabulary: int) -> list[list[int]]:
+    return [[(b * 7919 + i * 104_729) % vocabulary for i in range(64)] for b in range(batch)]
+
+
+def _ends(run: Run, folder: Path) -> dict:
+    """Does the release answer HANGING? {"answered": [batch sizes], and "stopped": batch size, "where": stack}."""
+    answered = []
+    port = run.servers["dflash-stock"][0].port
+    for batch in BATCHES[: run.count(len(BATCHES), 2)]:
+        params = MODES[HANGING] | {"max_new_tokens": STEPS, "ignore_eos": True}
+        try:
+            generate(port, _prompts(batch, 500 if run.rehearsal else 150_000), params, timeout=HANGS)
+        except TimeoutError:
+            where = _where(folder)
+            run.stop("dflash-stock")
+            return {"answered": answered, "stopped": batch, "seconds": HANGS, "where": where}
+        answered.append(batch)
+    return {"answered": answered}
+
+
+def _where(folder: Path) -> list[str]:
+    """What the scheduler of a server is doing: its threads' frames, the innermost first."""
+    (pid,) = (int(path.stem.partition("-")[2]) for path in folder.glob("steps-*.jsonl"))
+    os.kill(pid, signal.SIGUSR2)
+    time.sleep(1)
+    lines = (folder / f"stacks-{pid}.txt").read_text().splitlines()
+    return [re.sub(r'".*/site-packages/', '"', line.strip()) for line in lines]
 
 
 def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
@@ -86,14 +124,13 @@ def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
 
     rate = dict.fromkeys(modes, 1.0)  # tokens a step
 
-    def ask(mode: str, batch: int, wanted: int) -> tuple[float, float]:
+    def ask(mode: str, batch: int, wanted: int, timeout: float = HANGS) -> tuple[float, float]:
         """When it was asked and when it was answered; `wanted` steps, as far as the rate is known."""
-        prompts = [[(b * 7919 + i * 104_729) % vocabulary for i in range(64)] for b in range(batch)]
         params = MODES[mode] | {"max_new_tokens": 1 + round(wanted * rate[mode]), "ignore_eos": True}
         if run.rehearsal and "logit_bias" in params:
             params |= {"logit_bias": {"5": 3.0}}
         began = time.monotonic()
-        answers = generate(port, prompts, params, timeout=HANGS)
+        answers = generate(port, _prompts(batch, vocabulary), params, timeout)
         ended = time.monotonic()
         info = answers[0]["meta_info"]
         rate[mode] = max(1.0, (info["completion_tokens"] - 1) / info["spec_verify_ct"])
@@ -101,7 +138,7 @@ def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
 
     first = {}
     for mode in (mode for mode in SAMPLING if mode in modes):
-        times = [ask(mode, 1, 3) for _ in range(3)]
+        times = [ask(mode, 1, 3, FIRST) for _ in range(3)]
         first[mode] = [ended - began for began, ended in times]
     for mode in modes:
         ask(mode, 1, steps)  # for its rate
@@ -124,6 +161,7 @@ def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
         except TimeoutError:
             stopped = {"batch": batch, "mode": mode, "answered": len(windows), "seconds": HANGS}
             run.failed.append(f"cost: the server of {folder.name} gave no answer: {stopped}")
+            stopped["where"] = _where(folder)
             break
     else:
         ask("T=0", 1, 64)  # so that the lines of all steps before are written

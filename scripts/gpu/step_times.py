@@ -9,14 +9,16 @@ in SEAMS is first imported, functions of it are wrapped. A decode step gives one
 `parts` are taken while the file `FOLDER/parts` exists: the host's time inside the calls, and the time that passed on
 the GPU between the calls' first and last kernel (CUDA events). They cost some microseconds each, so a whole step is
 timed without them. `syncs` are taken while `FOLDER/syncs` exists: where, before the commit, the host waited for the
-GPU.
+GPU. At SIGUSR2 the process writes where its threads are to `FOLDER/stacks-PID.txt`.
 """
 
+import faulthandler
 import functools
 import importlib.abc
 import importlib.machinery
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -233,3 +235,4 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 if FOLDER is not None:
     sys.meta_path.insert(0, _Finder())
+    faulthandler.register(signal.SIGUSR2, file=(FOLDER / f"stacks-{os.getpid()}.txt").open("w"))

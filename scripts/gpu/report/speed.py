@@ -234,7 +234,7 @@ def cost(document: dict, *earlier: dict) -> Section:
                 max(ratios.values()) <= limit,
             ))  # fmt: skip
     patched, stock = steps.get("dflash", {}), steps.get("dflash-stock", {})
-    for mode in ("T=1 top_k", "T=1 top_p", "T=1 top_p, peaked"):
+    for mode in ("T=1 top_k", "T=1 top_p", "T=1 top_p, peaked", "T=1 top_k top_p, peaked"):
         both = [batch for batch, m in stock if m == mode and (batch, m) in patched]
         added = {b: [_over_greedy(found, b, mode)[0] - 1 for found in (patched, stock)] for b in both}
         if added:
@@ -250,10 +250,36 @@ def cost(document: dict, *earlier: dict) -> Section:
                 f"{stopped['mode']}, after {stopped['answered']} windows; what was measured before is here.",
                 "",
             ]
+    _release_ends(section, result)
     _parts(section, result, servers)
     _first_use(section, result, servers)
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
     return section
+
+
+def _release_ends(section: Section, result: dict) -> None:
+    """Where the release never answers: top-k with top-p over flat rows."""
+    served, alone = result.get("flat top_k top_p", {}), result.get("top_p_renorm_prob", {})
+    if "stopped" in served:
+        section.lines += [
+            f"Stock DFLASH answered {' and '.join(map(str, served['answered'])) or 'no'} requests with top_k and top_p "
+            f"over flat rows, but not {served['stopped']}: no answer in {served['seconds']:.0f} s. Its scheduler was "
+            "at:",
+            "",
+            *("    " + line for line in served["where"] if line.startswith("File")),
+            "",
+        ]
+    elif "answered" in served:
+        section.lines += ["Stock DFLASH answered top_k with top_p over flat rows at every batch size.", ""]
+    if "ended" in alone:
+        section.lines += [
+            f"The release's `top_p_renorm_prob` alone, on {alone['rows']} rows of {alone['columns']} probabilities, as "
+            "top-k leaves them of logits with a given standard deviation: ended at "
+            f"{', '.join(f'{spread:g}' for spread in alone['ended']) or 'none'}"
+            + ("." if alone["did not end"] is None else
+               f"; at {alone['did not end']:g} it did not end within {alone['seconds']:.0f} s of its process."),
+            "",
+        ]  # fmt: skip
 
 
 def _ratios(result: dict) -> list[str]:
