@@ -1,13 +1,19 @@
-"""Is sampling exact? The first three tokens after a prompt, every server against plain decoding."""
+"""Is sampling exact? The first three tokens after a prompt, every server against plain decoding.
+
+Whole texts are compared, and next tokens where rounding does not decide (decided.py): near a cut plain decoding differs
+from itself from run to run, as the shapes of its batches do.
+"""
 
 import collections
+import functools
 
 import numpy as np
 from scipy import stats
 
+from scripts.gpu import decided
 from scripts.gpu.asking import on_all, sample_many, tokens_of
+from scripts.gpu.fleet import PAIR, Run
 from scripts.gpu.fleet import SERVERS as CATALOGUE
-from scripts.gpu.fleet import Run
 
 SERVERS = ("plain", "tree", "tree-follow", "dflash", "tree-loose")
 PROMPT = tokens_of(b"import os\nimport ")  # many continuations: power against small biases
@@ -49,8 +55,35 @@ def cell(servers: dict, temperature: float, params: dict, name: str, samples: in
     return [
         {"server": other, "against": first, "T": temperature, "cell": name, "n": samples}
         | two_sample(texts[other], texts[first])
+        | {"decided": _where_decided(texts[other], texts[first], temperature, params)}
         for other in others
     ]
+
+
+def _where_decided(one: list, other: list, temperature: float, params: dict) -> dict:
+    """{"p", "chi2", "freedom", "beginnings", "doubtful": [[ids before, id, its share]]}: see decided.tables."""
+    from scripts.gpu.rounding import undecided
+
+    doubtful = undecided(_rows(), temperature, params, TOKENS)
+    tables = decided.tables(one, other, {(token.before, token.token) for token in doubtful})
+    found = [decided.chi_square(table) for table in tables]
+    chi2, freedom = sum(one[0] for one in found), sum(one[1] for one in found)
+    return {
+        "p": float(stats.chi2.sf(chi2, freedom)) if found else 1.0,
+        "chi2": chi2,
+        "freedom": freedom,
+        "beginnings": len(tables),
+        "doubtful": [[token.before, token.token, token.share] for token in doubtful],
+    }
+
+
+@functools.cache
+def _rows():
+    """The target's rows after PROMPT, in float32 on this host's processor."""
+    from scripts.gpu.pair_model import Stack
+    from scripts.gpu.rounding import rows_after
+
+    return rows_after(Stack(PAIR / "target", "model.", "cpu"), PROMPT)
 
 
 def _mixed(servers: dict, temperature: float, samples: int) -> list[dict]:

@@ -1,0 +1,58 @@
+"""Two servers' samples compared only where rounding does not decide: token by token, given those before it.
+
+A token within a step of bfloat16 of a cut is kept at one shape of the batch and dropped at another, by plain decoding
+too, and then all texts after the same beginning change their shares. Given a beginning, and given that the next token
+is none of the doubtful ones, the shares of the others do not depend on what became of them. So the counts of next
+tokens are compared beginning by beginning, doubtful tokens and everything after them left out; the sum of chi-squares
+of independent tables is chi-square with the sum of their degrees of freedom.
+"""
+
+import collections
+from collections.abc import Iterable
+
+LEAST_EXPECTED = 5
+Text = tuple[int, ...]
+
+
+def tables(one: Iterable[Text], other: Iterable[Text], doubtful: set[tuple[Text, int]]) -> list[list[list[int]]]:
+    """Contingency tables of next tokens, one a beginning that both have.
+
+    one, other: texts. doubtful: (beginning, token) whose cut rounding decides. Each table is [[counts in one], [counts
+    in other]] with a column a token; tokens expected fewer than LEAST_EXPECTED times on a side share the last column.
+    Beginnings with less than two columns say nothing and are left out.
+    """
+    counts = [collections.defaultdict(collections.Counter) for _ in range(2)]
+    for side, texts in zip(counts, (one, other), strict=True):
+        for text in texts:
+            for place, token in enumerate(text):
+                before = tuple(text[:place])
+                if (before, token) in doubtful:
+                    break
+                side[before][token] += 1
+    found = []
+    for before in sorted(counts[0].keys() & counts[1].keys()):
+        a, b = counts[0][before], counts[1][before]
+        share = min(a.total(), b.total()) / (a.total() + b.total())
+        columns, rest = [], [0, 0]
+        for token in sorted(a | b):
+            if (a[token] + b[token]) * share >= LEAST_EXPECTED:
+                columns.append([a[token], b[token]])
+            else:
+                rest = [rest[0] + a[token], rest[1] + b[token]]
+        if sum(rest) * share >= LEAST_EXPECTED:
+            columns.append(rest)
+        if len(columns) > 1:
+            found.append([list(row) for row in zip(*columns, strict=True)])
+    return found
+
+
+def chi_square(table: list[list[int]]) -> tuple[float, int]:
+    """(Pearson's statistic of homogeneity, degrees of freedom) of a table of two rows without an empty column."""
+    rows = [sum(row) for row in table]
+    total = sum(rows)
+    statistic = 0.0
+    for column in zip(*table, strict=True):
+        for seen, row in zip(column, rows, strict=True):
+            expected = row * sum(column) / total
+            statistic += (seen - expected) ** 2 / expected
+    return statistic, len(table[0]) - 1
