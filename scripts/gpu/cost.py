@@ -15,7 +15,6 @@ import statistics
 import time
 from pathlib import Path
 
-from scripts.gpu import renorm
 from scripts.gpu.fleet import ROOT, Run
 from scripts.gpu.server import generate
 
@@ -32,8 +31,8 @@ SAMPLING = {
 }
 PEAKS = {"logit_bias": {str(1000 + 37 * i): 14.0 - 0.35 * i for i in range(60)}}
 MODES = SAMPLING | {f"{name}, peaked": SAMPLING[name] | PEAKS for name in ("T=0", "T=1 top_p", "T=1 top_k top_p")}
-# Stock DFLASH ignores min-p, and its servers stop answering at 16 requests with top-k and top-p over flat rows: that is
-# tried last (see renorm.py).
+# Stock DFLASH ignores min-p, and two of its servers stopped answering at 16 requests with top-k and top-p over flat
+# rows, where its kernel need not end (renorm.py): that is tried last.
 HANGING = "T=1 top_k top_p"
 STOCK_MODES = [mode for mode in MODES if mode not in ("T=1 min_p", HANGING)]
 STEPS, ROUNDS = 16, 10
@@ -83,8 +82,6 @@ def run(run: Run) -> dict:
         for name in servers
     }
     measures["flat top_k top_p"] = lambda: _ends(run, folders["dflash-stock"])
-    if not run.rehearsal:
-        measures["top_p_renorm_prob"] = lambda: renorm.ends(run.python("stock"), gpus[-1] or "0")
     return run.steps("cost", found, measures)
 
 

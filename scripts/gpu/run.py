@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "sweep": "scripts.gpu.sweep",
     "refusals": "scripts.gpu.refusals",
     "cost": "scripts.gpu.cost",
+    "renorm": "scripts.gpu.renorm",
     "mla": "scripts.gpu.mla",
     "tp2": "scripts.gpu.tp2",
     "long": "scripts.gpu.long_run",

@@ -13,6 +13,7 @@ NOT_RUN = {
     "sweep": "acceptance on servers, the chain among them",
     "acceptance": "acceptance over the whole grid of budgets and candidates",
     "cost": "the cost of a step on an 8B shape",
+    "renorm": "where the release's top-p does not end",
     "tree-kernels": "tree and draft candidates alone",
     "target-probs": "the target distribution alone",
     "tp2": "tensor parallel 2",
@@ -24,7 +25,8 @@ NOT_RUN = {
 
 
 def sections(documents: dict[str, list[dict]]) -> list[Section]:
-    """Of the newest document of each experiment, as `by_experiment` gives them; of the cost of a step from all."""
+    """Of the newest document of each experiment, as `by_experiment` gives them; exact sampling and the cost of a step
+    from all."""
     found = {name: of_one[0] for name, of_one in documents.items()}
     made = []
 
@@ -35,7 +37,7 @@ def sections(documents: dict[str, list[dict]]) -> list[Section]:
     for name, write in (
         ("op", sampling.op),
         ("greedy", sampling.greedy),
-        ("exact", sampling.exact),
+        ("exact", lambda newest: sampling.exact(newest, *documents["exact"][1:])),
         ("cuts", sampling.cuts),
         ("texts", sampling.texts),
         ("sweep", speed.chain),
@@ -46,7 +48,11 @@ def sections(documents: dict[str, list[dict]]) -> list[Section]:
         add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
         add(speed.cost(*documents["cost"]), "cost")
-    for name, write in (("tree-kernels", kernels.tree), ("target-probs", kernels.target_probs)):
+    for name, write in (
+        ("tree-kernels", kernels.tree),
+        ("target-probs", kernels.target_probs),
+        ("renorm", speed.renorm),
+    ):
         if name in found:
             add(write(found[name]), name)
     for name in others.TITLES:

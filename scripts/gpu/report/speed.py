@@ -4,7 +4,7 @@ import math
 import statistics
 
 from scripts.gpu.report import plots
-from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
+from scripts.gpu.report.documents import Section, failed_steps, measured_on, opened, table, verdict
 
 GOAL = 1.25  # tree / chain at budget 32, at every temperature
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -233,6 +233,7 @@ def cost(document: dict, *earlier: dict) -> Section:
                 f"<= {limit}", ", ".join(f"batch {b} {ratio:.3f}" for b, ratio in ratios.items()),
                 max(ratios.values()) <= limit,
             ))  # fmt: skip
+    _kernels_time(section, result)
     patched, stock = steps.get("dflash", {}), steps.get("dflash-stock", {})
     for mode in ("T=1 top_k", "T=1 top_p", "T=1 top_p, peaked", "T=1 top_k top_p, peaked"):
         both = [batch for batch, m in stock if m == mode and (batch, m) in patched]
@@ -250,16 +251,34 @@ def cost(document: dict, *earlier: dict) -> Section:
                 f"{stopped['mode']}, after {stopped['answered']} windows; what was measured before is here.",
                 "",
             ]
-    _release_ends(section, result)
+    _hanging(section, result.get("flat top_k top_p", {}))
     _parts(section, result, servers)
     _first_use(section, result, servers)
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
     return section
 
 
-def _release_ends(section: Section, result: dict) -> None:
-    """Where the release never answers: top-k with top-p over flat rows."""
-    served, alone = result.get("flat top_k top_p", {}), result.get("top_p_renorm_prob", {})
+def _kernels_time(section: Section, result: dict) -> None:
+    """What sampling adds to the kernels of a step: a host that is late does not change it."""
+    if "steps" not in result.get("ddtree", {}):
+        return
+    greedy = {row["batch"]: row["step_ms"] for row in result["ddtree"]["steps"] if row["mode"] == "T=0"}
+    decide = {
+        (row["mode"], row["batch"]): row["parts"]["decide"]["gpu_ms"]
+        for row in result["ddtree"]["parts"] if row["parts"].get("decide", {}).get("gpu_ms") is not None
+    }  # fmt: skip
+    for mode in dict.fromkeys(mode for mode, _ in decide if mode.startswith("T=1")):
+        base = "T=0, peaked" if mode.endswith("peaked") else "T=0"
+        added = {batch: (decide[mode, batch] - decide[base, batch]) / greedy[batch] for m, batch in decide if m == mode}
+        limit = (ALONE if mode == "T=1" else COMBINED) - 1
+        section.rows.append((
+            f"kernels that {mode} adds to a greedy step: ddtree", "13 steps a batch size", f"<= {limit:.0%}",
+            ", ".join(f"batch {batch} {share:.1%}" for batch, share in added.items()), max(added.values()) <= limit,
+        ))  # fmt: skip
+
+
+def _hanging(section: Section, served: dict) -> None:
+    """Did the release answer top-k with top-p over flat rows, which was asked last?"""
     if "stopped" in served:
         section.lines += [
             f"Stock DFLASH answered {' and '.join(map(str, served['answered'])) or 'no'} requests with top_k and top_p "
@@ -270,16 +289,19 @@ def _release_ends(section: Section, result: dict) -> None:
             "",
         ]
     elif "answered" in served:
-        section.lines += ["Stock DFLASH answered top_k with top_p over flat rows at every batch size.", ""]
-    if "ended" in alone:
-        section.lines += [
-            f"The release's `top_p_renorm_prob` alone, on {alone['rows']} rows of {alone['columns']} probabilities, as "
-            "top-k leaves them of logits with a given standard deviation: ended at "
-            f"{', '.join(f'{spread:g}' for spread in alone['ended']) or 'none'}"
-            + ("." if alone["did not end"] is None else
-               f"; at {alone['did not end']:g} it did not end within {alone['seconds']:.0f} s of its process."),
-            "",
-        ]  # fmt: skip
+        section.lines += ["Stock DFLASH, asked last, answered top_k with top_p over flat rows at every batch size.", ""]
+
+
+def renorm(document: dict) -> Section:
+    result = document["result"]
+    stopped = result["did not end"]
+    return opened("6c. Where the release's top-p does not end", document,
+        f"`top_p_renorm_prob` of the release, alone, on {result['rows']} rows of {result['columns']} probabilities "
+        f"with top_p {result['top_p']}, as top-k leaves them of normal logits with a given standard deviation, rounded "
+        f"to bfloat16. It ended at {', '.join(f'{spread:g}' for spread in result['ended']) or 'none'}"
+        + ("." if stopped is None else f"; at {stopped:g} it did not, in the {result['seconds']:.0f} s of its process.")
+        + " Stock DFLASH calls it for requests with both top_k and top_p; the patched release does not.",
+    )  # fmt: skip
 
 
 def _ratios(result: dict) -> list[str]:
