@@ -1,6 +1,6 @@
 """Write docs/gpu-results.md and its plots from the newest JSON file of each experiment in docs/gpu."""
 
-from scripts.gpu.report import kernels, others, sampling, speed
+from scripts.gpu.report import cost, kernels, others, sampling, speed
 from scripts.gpu.report.documents import DOCS, Section, by_experiment, table, verdict
 
 # What is said of an experiment of which there is no document.
@@ -47,11 +47,11 @@ def sections(documents: dict[str, list[dict]]) -> list[Section]:
     if "acceptance" in found or "sweep" in found:
         add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
     if "cost" in found:
-        add(speed.cost(*documents["cost"]), "cost")
+        add(cost.cost(*documents["cost"]), "cost")
     for name, write in (
         ("tree-kernels", kernels.tree),
         ("target-probs", kernels.target_probs),
-        ("renorm", speed.renorm),
+        ("renorm", cost.renorm),
     ):
         if name in found:
             add(write(found[name]), name)
@@ -74,7 +74,7 @@ def _summary(section: Section) -> tuple[str, str]:
 
 def _about_speed(made: list[Section]) -> list[str]:
     """What the figures do not say of speed."""
-    apart = [row[4] for section in made for row in section.rows if row[0].startswith(speed.UNDISTURBED)]
+    apart = [row[4] for section in made for row in section.rows if row[0].startswith(cost.UNDISTURBED)]
     lines = ["Acceptance (section 5) counts tokens a step: it is not speed, which the time of a step decides as well."]
     return lines if apart and all(apart) else [*lines, "Whole-step times (section 6) are not yet measured undisturbed."]
 
