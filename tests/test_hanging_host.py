@@ -150,24 +150,39 @@ def hosts(silent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return config
 
 
-def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts):
-    """The first lets the hosts end what they are at, the second waits for nothing; each host is in the list."""
-    # What started these tests may ignore SIGINT, as a shell does for what it runs in the background; it is inherited.
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
+    """The first lets the hosts end what they are at, the second waits for nothing; each host is in the list. So does a
+    supervisor that ends the program, and a terminal that is closed."""
+    # What started these tests may ignore signals, as a shell does for what it runs in the background; it is inherited.
     program = start_tool("apply", "--config", hosts, "--host", "tree", "--host", "hung", "--json",
-                         around=("env", "--default-signal=INT"))
+                         around=("env", "--default-signal=INT,TERM,HUP"))
     connecting = seen = False
     while not (connecting and seen):
         line = program.stderr.readline()
         assert line, program.wait()
         connecting |= line == "hung: connect\n"
         seen |= line == "tree: plan\n"
-    program.send_signal(signal.SIGINT)
+    program.send_signal(by)
     while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
         assert line, program.wait()
-    program.send_signal(signal.SIGINT)
+    program.send_signal(by)
     said = said_by(program)
     assert said.code == 130 and said.json["exit_code"] == 130 and "0 of 2 hosts" in said.error["what"], said.stderr
     tree, hung = said.json["hosts"]
     assert hung["error"]["exit_code"] == 130 and "connect" in hung["error"]["what"]
     assert tree["error"]["exit_code"] == 130 and tree["installation"]["version"] == "0.5.11"
     assert "ddtree-patch status" in said.stderr
+
+
+def test_what_ignores_a_closed_terminal_goes_on(hosts):
+    program = start_tool("list", "--config", hosts, "--host", "hung", "--json",
+                         around=("env", "--default-signal=TERM", "--ignore-signal=HUP"))
+    while (line := program.stderr.readline()) != "hung: connect\n":
+        assert line, program.wait()
+    program.send_signal(signal.SIGHUP)
+    program.send_signal(signal.SIGTERM)
+    while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
+        assert line, program.wait()
+    program.send_signal(signal.SIGTERM)
+    assert said_by(program).code == 130
