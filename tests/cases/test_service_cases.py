@@ -122,7 +122,7 @@ def test_case_33_never_ready(site, tool, apply, monkeypatch, flags, what):
 
 # ---------------------------------------------------------------- 34
 
-@pytest.mark.parametrize(("at", "code"), [long(1200.0, 0), long(1799.0, 0), (1801.0, 6)])
+@pytest.mark.parametrize(("at", "code"), [long(1200.0, 0), long(1799.0, 0), long(1801.0, 6)])
 def test_case_34_start_up_takes_minutes(site, tool, apply, monkeypatch, tmp_path, at, code):
     """The deadline is 1800 s, the default. Until second `at` of it the new server does not listen."""
     go = tmp_path / "go"
@@ -249,6 +249,7 @@ def test_case_36_silently_greedy(site, tool, apply, mode):
         assert GREEDY_FALLBACK in said.error["detail"]
 
 
+@pytest.mark.long
 @pytest.mark.server
 def test_case_36_a_real_stock_server(target_venv, cpu_server, tool, tmp_path):
     """SGLang 0.5.11 as it is, DFLASH, on a CPU, where its sampling kernel is missing."""

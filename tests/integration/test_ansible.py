@@ -132,6 +132,7 @@ def test_the_example_looks_applies_once_and_reverts(operator):
     assert fleet.hosts["gpu1"].served_identity() is None
 
 
+@pytest.mark.long
 def test_a_drifted_host_and_a_failed_smoke_suite_stop_the_rollout(operator):
     eight = operator(8)
     fleet = eight.fleet

@@ -269,6 +269,7 @@ def test_an_apply_that_was_killed_while_the_server_was_down_is_gone_on_with(stub
     assert stub_host.info()["speculative_algorithm"] == "DDTREE"
 
 
+@pytest.mark.long
 def test_a_revert_that_was_killed_while_the_server_was_down_is_gone_on_with(stub_host, tool, tmp_path, monkeypatch):
     """With no venv in hosts.toml: it was known by the process alone."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -324,7 +325,8 @@ def test_a_flag_that_is_no_longer_in_the_settings_is_taken_off(stub_host, tool):
     assert again.host["summary"] == "already at stage temperature: nothing to change"
 
 
-@pytest.mark.parametrize(("args", "code"), [({"--stub-mode": "greedy"}, 7), ({"--stub-fail": True}, 6)])
+@pytest.mark.parametrize(("args", "code"), [
+    ({"--stub-mode": "greedy"}, 7), pytest.param({"--stub-fail": True}, 6, marks=pytest.mark.long)])
 def test_a_failed_server_s_log_is_named(stub_host, tool, args, code):
     stub_host.start_server()
     said = tool("apply", "--local", "--config", stub_host.configure("local", args=args), "--json")

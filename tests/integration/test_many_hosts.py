@@ -119,6 +119,7 @@ class TestOneServerOfTwoNodes:
         assert {name: host.hashes() for name, host in pair.hosts.items()} == before
         assert pair.hosts["gpu1"].served_identity() is None
 
+    @pytest.mark.long
     def test_a_node_that_dies_ends_the_wait_for_the_head(self, pair, tool):
         self.start(pair)
         before = {name: host.hashes() for name, host in pair.hosts.items()}

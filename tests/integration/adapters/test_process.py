@@ -18,6 +18,7 @@ def test_there_and_back(served):
     served.there_and_back()
 
 
+@pytest.mark.long
 def test_a_rollback_that_fails_is_finished_by_hand(served):
     """With the environment and the directory that the server had, which only the host knows."""
     served.failed_rollback()
