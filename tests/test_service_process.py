@@ -22,7 +22,6 @@ from patcher.errors import Locked, NotReady
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
-from patcher.services import process
 from patcher.services.host_script import left_behind
 from patcher.services.process import state_name
 from patcher.suite import Prompt
@@ -238,7 +237,7 @@ def test_a_server_whose_start_was_not_kept_any_more_does_not_become_the_original
 
 
 def test_a_port_that_somebody_else_holds_is_told_before_the_start(site, monkeypatch):
-    monkeypatch.setattr(process, "GRACE_S", 2.0)
+    monkeypatch.setattr("patcher.services.process.GRACE_S", 2.0)
     site.start()
     service = site.service()
     site.wait(service, 0.0)
