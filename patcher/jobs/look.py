@@ -55,7 +55,8 @@ class Look:
         for process in session.target.processes:
             label = "server" if process in ours else "server of another copy"
             self.facts[f"{label} {process['pid']}"] = describe_process(process)
-        port = session.host.endpoint.port
+        # A container's own port may be published as another one.
+        port = None if session.host.service.kind == "docker" else session.host.endpoint.port
         if not session.target.is_tree and not any(port in (None, *p["listening"], port_of(p["argv"])) for p in ours):
             self.facts["server"] = self._none_runs()
 

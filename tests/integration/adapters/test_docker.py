@@ -36,6 +36,15 @@ def test_there_and_back(serve):
     serve().there_and_back()
 
 
+def test_status_knows_a_server_behind_a_published_port(serve, stub_host):
+    served = serve()
+    config = stub_host.config.read_text()
+    assert f"port = {stub_host.port}" in config
+    stub_host.config.write_text(config.replace(f"port = {stub_host.port}", "port = 1"))
+    facts = served.run("status").host["facts"]
+    assert "server" not in facts and any(name.startswith("server ") for name in facts), facts
+
+
 @pytest.mark.long
 def test_there_and_back_by_the_stand_in_command(serve):
     serve(FAKE_DOCKER).there_and_back()
