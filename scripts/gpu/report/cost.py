@@ -189,6 +189,14 @@ def _parts(section: Section, result: dict, servers: list[str]) -> None:
                         "<= 120 us for a batch up to 32 at budget 64", f"{us:.0f} us", us <= 120,
                     ))  # fmt: skip
         syncs = result[name]["syncs_before_commit"]
+        if name == "ddtree" and "dflash" in servers:
+            places = sorted({place for found in syncs.values() for place in found})
+            own = {place for found in result["dflash"]["syncs_before_commit"].values() for place in found}
+            section.rows.append((
+                "where the host waits for the GPU before the commit: ddtree", f"{len(syncs)} modes",
+                "nowhere but where the chain's draft does, too",
+                ", ".join(place.rpartition("/")[2] for place in places) or "nowhere", own.issuperset(places),
+            ))  # fmt: skip
         if syncs:
             until = "before the commit" if name == "ddtree" else "in the whole step"
             section.lines += [f"{name}: where the host waits for the GPU {until}, times a step:", ""]
