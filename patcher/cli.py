@@ -199,9 +199,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DdtreePatchError as error:
         failure = error
     except (KeyboardInterrupt, click.Abort):
-        failure = Interrupted("stopped", next_step="ddtree-patch status says where a host stands")
+        return stopped(args)
     except Exception as error:
         failure = unexpected(error, "ddtree-patch")
+    return _failed(failure, args)
+
+
+def stopped(args: Sequence[str]) -> int:
+    """Say that an interrupt ended the command before a host was begun; gives the exit code."""
+    return _failed(Interrupted("stopped", next_step="ddtree-patch status says where a host stands"), args)
+
+
+def _failed(failure: DdtreePatchError, args: Sequence[str]) -> int:
     if "--json" in args:
         text = error_to_json(failure, next((word for word in args if word in cli.commands), ""))
         _write_result(lambda: click.echo(text))

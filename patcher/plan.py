@@ -139,7 +139,7 @@ def make_plan(series: Series, stage: str, inspection: Inspection) -> Plan:
     ``inspection`` must cover the files of the series and of the receipt.  Raises Drift, which names each file in no
     known state, Locked while someone changes them, and SeriesProblem if the series gives other bytes than it promises.
     """
-    _refuse_moving_files(inspection)
+    refuse_moving_files(inspection)
     receipt = inspection["receipt"]
     receipt_files = receipt["files"] if receipt else {}
     actions, origin, drifted = [], {}, []
@@ -172,7 +172,7 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
     the receipt is about another version, Drift for files that are neither as before nor as after the apply, Locked
     while someone changes them.
     """
-    _refuse_moving_files(inspection)
+    refuse_moving_files(inspection)
     receipt = inspection["receipt"]
     if receipt and inspection["receipt_state"] != "valid":
         raise Conflict(
@@ -207,8 +207,8 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
     return Plan(series, inspection["version"], stage, PRISTINE, tuple(actions), origin, receipt)
 
 
-def _refuse_moving_files(inspection: Inspection) -> None:
-    """What was read while someone changes it is neither old nor new, and no drift."""
+def refuse_moving_files(inspection: Inspection) -> None:
+    """What was read while someone changes it is neither old nor new, and no drift. Raises Locked."""
     holder = inspection["lock"]
     if holder:
         raise Locked(f"{holder['who'] or 'someone'} holds the lock since {local_time(holder['since'])} and is changing "

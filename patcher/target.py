@@ -128,7 +128,7 @@ def refuse_other_copy(target: Target, inspection: Mapping[str, Any], port: int |
     if not others:
         return
     raise Conflict(
-        f"the server that is running uses another copy of {target.package} than {inspection['root']}",
+        f"a server is running that uses another copy of {target.package} than {inspection['root']}",
         where=target.name,
         next_step="give the --venv of that server, or --no-restart to change the files of this copy all the same",
         detail="\n".join(describe_process(p) for p in others),

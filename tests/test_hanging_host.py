@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -166,6 +170,7 @@ def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
     program.send_signal(by)
     while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
         assert line, program.wait()
+    time.sleep(1)  # signals that come together count once
     program.send_signal(by)
     said = said_by(program)
     assert said.code == 130 and said.json["exit_code"] == 130 and "0 of 2 hosts" in said.error["what"], said.stderr
@@ -184,5 +189,35 @@ def test_what_ignores_a_closed_terminal_goes_on(hosts):
     program.send_signal(signal.SIGTERM)
     while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
         assert line, program.wait()
+    time.sleep(1)
     program.send_signal(signal.SIGTERM)
     assert said_by(program).code == 130
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_come_together_are_one(hosts, by):
+    """As from timeout(1), or from a terminal that is closed: what a host is at is still waited for."""
+    program = start_tool("apply", "--config", hosts, "--host", "hung", "--json",
+                         around=("env", "--default-signal=INT,TERM,HUP"))
+    while (line := program.stderr.readline()) != "hung: connect\n":
+        assert line, program.wait()
+    program.send_signal(by)
+    program.send_signal(by)
+    while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
+        assert line, program.wait()
+    with pytest.raises(subprocess.TimeoutExpired):
+        program.wait(2)
+    program.send_signal(by)
+    said = said_by(program)
+    assert said.code == 130 and [host["host"] for host in said.json["hosts"]] == ["hung"]
+
+
+def test_an_interrupt_before_the_command_line_could_see_to_it_is_one_document_too():
+    source = ("import sys, patcher.cli\n"
+              "def interrupted(): raise KeyboardInterrupt\n"
+              "patcher.cli.main = interrupted\n"
+              "from patcher.__main__ import run\n"
+              "sys.exit(run())")
+    done = subprocess.run([sys.executable, "-c", source, "list", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 130 and "error: stopped" in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 130

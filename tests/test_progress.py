@@ -33,5 +33,5 @@ def test_after_cancel_the_next_line_raises_also_one_that_would_not_be_printed():
     tell = progress.for_host("gpu")
     tell("waiting, 1 s so far")
     progress.cancel()
-    with pytest.raises(Interrupted, match="stopped before the next step"):
+    with pytest.raises(Interrupted, match="stopped before its next step"):
         tell("waiting, 2 s so far")

@@ -74,7 +74,12 @@ class Apply:
         except DdtreePatchError as error:
             if not _leaves_host_alone(error):
                 raise
-            error.next_step = f"ddtree-patch status says where it stands; apply again, or revert. {error.next_step}"
+            if isinstance(error, Interrupted):
+                if self.plan.changes and self.session.committed is None:
+                    error.what += ": nothing was changed"
+                error.next_step = "ddtree-patch status says where it stands; apply again, or revert"
+            else:
+                error.next_step += "; ddtree-patch status says where it stands: apply again, or revert"
             raise
         finally:
             self.result.data["round_trips"] = self.session.connection.round_trips
@@ -154,7 +159,9 @@ class Apply:
             # Before anything is written: the patch does not touch the kernel, so what is found now holds afterwards.
             check_kernel(self.session, stage=self.stage, sampled=self.sampled)
         before = self._before(restarts)
-        imports, why_not = importable(self.session, self.plan)
+        with self.result.step("import check") as step:  # what imports now has to import after the commit, too
+            imports, why_not = importable(self.session, self.plan)
+            step.detail = why_not or f"the commit is held to {len(imports)} modules"
         if why_not:
             self.result.not_done.append(f"import check: {why_not}")
         absent = restarts and not before.running and not self.serving.service.starts_stopped

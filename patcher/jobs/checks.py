@@ -32,8 +32,12 @@ class Checks:
         except DdtreePatchError as error:
             self.failures.append(error)
 
-    def raise_first(self, what: str) -> None:
-        """Raise the first failure, if there is one, with their number and `what` as the summary."""
+    def raise_first(self, one: str, several: str) -> None:
+        """Raise the first failure, if there is one, with the others in its detail. The summary is `one`, or their
+        number and `several`."""
         if self.failures:
-            self.result.summary = f"{len(self.failures)} {what}"
-            raise self.failures[0]
+            first, *others = self.failures
+            self.result.summary = f"{len(self.failures)} {several}" if others else one
+            also = [f"also: {other.what}\n  where: {other.where}\n  next: {other.next_step}" for other in others]
+            first.detail = "\n".join([*([first.detail] if first.detail else []), *also])
+            raise first

@@ -50,7 +50,7 @@ class Doctor(Look):
         ):
             checks.step(name, look)
         checks.collect(self._kernel)
-        checks.raise_first("things stand in the way of an apply")
+        checks.raise_first("1 thing stands in the way of an apply", "things stand in the way of an apply")
         session.result.summary = "ready for apply"
 
     def _versions(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ class Doctor(Look):
             step.state = WARNING
             if serving.service.ended() is not None:
                 return f"{described['kind']}: no server is running: {LEFT_DOWN}; apply starts it again"
-            return f"{described['kind']}: no server is running, so an apply could not be checked"
+            return f"{described['kind']}: no server of this venv is running, so an apply could not be checked"
         return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
 
     def _copy(self, step: Step) -> str:

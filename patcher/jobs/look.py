@@ -120,12 +120,15 @@ class Status(Look):
                                       "apply patches them anew, revert drops the receipt")
         if inspection["missing_backups"]:
             self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
-        if inspection["lock"]:
-            self.facts["lock"] = inspection["lock"]
+        holder = inspection["lock"]
+        if holder:
+            result.data["lock"] = holder
+            self.facts["lock"] = (f"held by {holder['who'] or 'someone'} since {local_time(holder['since'])}, process "
+                                  f"{holder['pid']} on {holder['host']}: its command is changing these files")
         if inspection["left"]:
             self.facts["left behind"] = ("a commit was undone, but these could not be removed; the next command tries "
                                          f"again: {', '.join(inspection['left'])}")
-        elif inspection["journal"]:
+        elif inspection["journal"] and not holder:
             self.facts["journal"] = "a commit was cut short and is not yet finished or undone"
         try:
             series = session.series()
@@ -137,6 +140,8 @@ class Status(Look):
         state = overall_state(rows, series)
         result.data |= {"series": series.name, "state": state, "files": shown(rows)}
         result.summary = _in_words(state, series)
+        if holder:
+            result.summary = f"being changed by {holder['who'] or 'someone'}; at this moment {result.summary}"
 
 
 def _in_words(state: str, series: Series) -> str:

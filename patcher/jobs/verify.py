@@ -7,6 +7,7 @@ from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
+from patcher.plan import refuse_moving_files
 
 
 class Verify:
@@ -20,6 +21,7 @@ class Verify:
         self.session.open()
 
     def execute(self) -> None:
+        refuse_moving_files(self.session.inspection)
         receipt = self.session.receipt
         if receipt is None:
             why = "its receipt is stale: the package was replaced" if self.session.stale else "there is no receipt"
@@ -35,15 +37,16 @@ class Verify:
             self.result.skip("running server", serving.why_not)
         else:
             checks.step("running server", lambda step: self._server(serving))
-        checks.raise_first("checks failed")
+        checks.raise_first("1 check failed", "checks failed")
         self.result.summary = f"series {receipt['series']}, stage {receipt['stage']}: verified"
 
     def _files(self) -> str:
         files = self.session.receipt["files"]
         wrong = [path for path, state in files.items() if self.session.sha256(path) != state["after"]]
         if wrong:
-            raise Drift(f"{len(wrong)} of {len(files)} patched files were changed since: {', '.join(sorted(wrong))}",
-                        where=self.session.host.name, next_step="see ddtree-patch status; reinstall or restore them")
+            raise Drift(f"{len(wrong)} of {len(files)} patched files were changed since the apply: "
+                        f"{', '.join(sorted(wrong))}", where=self.session.host.name,
+                        next_step="ddtree-patch diff names the lines; reinstall the package or restore them")
         missing = self.session.inspection["missing_backups"]
         if missing:
             raise Conflict(f"{len(missing)} of the backups that a revert needs are gone or damaged",

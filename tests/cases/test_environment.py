@@ -629,7 +629,7 @@ def test_case_23_two_operators(venv, tool, tmp_path, halted, way):
     assert error["error"] == "Locked"
     told(tool("revert", *options), 9, "holds the lock since 20")
     look = tool("status", *options)
-    assert look.code == 0 and look.host["facts"]["lock"]["who"] == holder(venv)["who"]
+    assert look.code == 0 and look.host["lock"]["who"] == holder(venv)["who"]
     assert told(tool("doctor", *options), 9, holder(venv)["who"])
     (tmp_path / "gate").unlink()
     assert said_by(first).code == 0
