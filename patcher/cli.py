@@ -228,8 +228,9 @@ def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchErro
     overall = outcome.error
     if overall and overall not in failures:
         failures.append(overall)
+    names = {id(host.error): host.host for host in outcome.hosts} if len(outcome.hosts) > 1 else {}
     for error in (*failures, *unwritten):
-        print_error(error, message_console())
+        print_error(error, message_console(), names.get(id(error), ""))
     if overall:
         return overall.exit_code
     if unwritten:

@@ -222,7 +222,8 @@ def drift(files: list[Difference], package: str, version: str) -> Drift:
     return Drift(
         f"{count} of {package} {version} {verb} in no known state: {files[0]}",
         where=", ".join(f"{file.path}:{file.line}" if file.line else file.path for file in files),
-        next_step="Reinstall the package, or take the edits out; nothing was written.",
+        next_step="nothing was written; take the edits out, or reinstall the package: "
+                  f"pip install --force-reinstall --no-deps {package}=={version}",
         detail="\n".join(map(str, files)),
     )
 

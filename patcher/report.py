@@ -51,10 +51,12 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         _print_host(host, console, many=len(outcome.hosts) > 1)
 
 
-def print_error(error: DdtreePatchError, console: Console) -> None:
-    """What failed, where, and what to do next; the commands of a failed rollback stand alone, ready to copy."""
+def print_error(error: DdtreePatchError, console: Console, host: str = "") -> None:
+    """What failed, where (on `host`, one of several), and what to do next; the commands of a failed rollback stand
+    alone, ready to copy."""
     console.print(plain_text(f"error: {error.what}", "bold red", console))
-    for label, value in (("where", error.where), ("next", error.next_step)):
+    where = error.where if host in error.where else f"{host}: {error.where}"
+    for label, value in (("where", where), ("next", error.next_step)):
         if value:
             console.print(plain_text(f"  {label}: {value}", "", console))
     if error.detail:

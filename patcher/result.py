@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patcher import __version__
-from patcher.errors import DdtreePatchError, Interrupted, MixedOutcome
+from patcher.errors import DdtreePatchError, Interrupted, MixedOutcome, NotTouched
 
 DONE, FAILED, WARNING, SKIPPED = "done", "failed", "warning", "skipped"
 
@@ -114,9 +114,12 @@ class Outcome:
             return None
         if len(errors) == len(self.hosts) and len({error.exit_code for error in errors}) == 1:
             return errors[0]
+        left = [host.host for host in self.hosts if isinstance(host.error, NotTouched)]
+        failed = [f"{host.host} (exit code {host.error.exit_code})" for host in self.hosts
+                  if host.error and host.host not in left]
         return MixedOutcome(
-            f"{len(errors)} of {len(self.hosts)} hosts failed: "
-            + ", ".join(f"{host.host} (exit code {host.error.exit_code})" for host in self.hosts if host.error),
+            f"{len(failed)} of {len(self.hosts)} hosts failed: {', '.join(failed)}"
+            + (f"; not touched: {', '.join(left)}" if left else ""),
             where=self.command,
             next_step="see each host's own result",
         )

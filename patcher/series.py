@@ -111,7 +111,7 @@ def choose(series: Iterable[Series], package: str, version: str) -> Series:
     raise UnsupportedVersion(
         f"no series is made for {package} {version}",
         where=package,
-        next_step=f"Install one of: {supported}." if supported else f"There is no series for {package} at all.",
+        next_step=f"install one of: {supported}" if supported else f"there is no series for {package} at all",
     )
 
 

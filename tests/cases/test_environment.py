@@ -630,6 +630,9 @@ def test_case_23_two_operators(venv, tool, tmp_path, halted, way):
     told(tool("revert", *options), 9, "holds the lock since 20")
     look = tool("status", *options)
     assert look.code == 0 and look.host["lock"]["who"] == holder(venv)["who"]
+    assert "is changing these files" in look.host["facts"]["lock"] and "journal" not in look.host["facts"]
+    assert look.host["summary"].startswith("being changed by ")
+    told(tool("verify", *options), 9, "holds the lock since 20")
     assert told(tool("doctor", *options), 9, holder(venv)["who"])
     (tmp_path / "gate").unlink()
     assert said_by(first).code == 0

@@ -38,8 +38,8 @@ def sections(documents: dict[str, list[dict]]) -> list[Section]:
         ("op", sampling.op),
         ("greedy", sampling.greedy),
         ("exact", lambda newest: sampling.exact(newest, *documents["exact"][1:])),
-        ("cuts", sampling.cuts),
         ("texts", sampling.texts),
+        ("cuts", sampling.cuts),
         ("sweep", speed.chain),
     ):
         if name in found:
@@ -76,7 +76,8 @@ def _about_speed(made: list[Section]) -> list[str]:
     """What the figures do not say of speed."""
     apart = [row[4] for section in made for row in section.rows if row[0].startswith(cost.UNDISTURBED)]
     lines = ["Acceptance (section 5) counts tokens a step: it is not speed, which the time of a step decides as well."]
-    return lines if apart and all(apart) else [*lines, "Whole-step times (section 6) are not yet measured undisturbed."]
+    noisy = "Whole-step times (section 6) are not yet measured on a host that is quiet enough to judge them."
+    return lines if apart and all(apart) else [*lines, noisy]
 
 
 def main() -> None:
