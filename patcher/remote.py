@@ -120,10 +120,10 @@ def _no_reply(connection: Connection, python: str, done: Completed) -> errors.Dd
     said = b"\n".join((done.stdout[-2000:], done.stderr[-4000:])).decode(errors="replace").strip()
     if done.rc in (126, 127):
         return errors.NoInstallation(f"there is no interpreter {python}", where=connection.name, detail=said,
-                                     next_step="give the environment that serves: --venv")
+                                     next_step="give the environment that serves, the folder above bin/python3: --venv")
     if "too old for the agent" in said or "unknown option: -i" in said.lower():
         return errors.NoInstallation(f"{python} is no CPython 3.9 or later", where=connection.name, detail=said,
-                                     next_step="give the environment that serves: --venv")
+                                     next_step="give the environment that serves, the folder above bin/python3: --venv")
     return errors.HostUnreachable(
         f"the agent ended without an answer (exit status {done.rc})", where=connection.name, detail=said,
         next_step="run the command again: it says where the host stands, and finishes or undoes; if this comes again, "

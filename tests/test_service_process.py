@@ -213,7 +213,7 @@ def test_of_two_commands_one_starts_the_server(site):
     site.wait(first, 0.0)
     assert second.ended() is None
     first.stop()
-    with pytest.raises(Locked, match="a command stopped the server"):
+    with pytest.raises(Locked, match="a command began to restart the server"):
         second.restart()
     site.let_go()  # as if the first were slower than any command is
     second.restart()

@@ -112,7 +112,7 @@ class ProcessService(Service):
         in_hand = self._in_hand()
         if in_hand:
             since, now = in_hand
-            raise Locked(f"a command stopped the server {now - since:.0f} s ago and may be about to start it",
+            raise Locked(f"a command began to restart the server {now - since:.0f} s ago and may still be at it",
                          where=self.host.name, next_step=f"run again in {since + START_WITHIN_S - now:.0f} s")
 
     def _in_hand(self) -> tuple[float, float] | None:

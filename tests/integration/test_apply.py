@@ -159,7 +159,7 @@ def test_no_server_is_started_while_another_command_may_be_about_to(stub_host, t
     patched = stub_host.hashes()
     for command in ("apply", "restart", "revert"):
         said = tool(command, *options)
-        assert said.code == 9 and "a command stopped the server" in said.error["what"]
+        assert said.code == 9 and "a command began to restart the server" in said.error["what"]
         assert said.error["next"].startswith("run again in ")
     assert not stub_host.server_pids() and stub_host.hashes() == patched
 

@@ -211,8 +211,8 @@ def cuts(document: dict) -> Section:
     section.lines += [
         "T 0.6. Samples of servers in float16, and in bfloat16 at a cut that no token is near, must not differ: "
         f"p > {least:.1e} (0.001, Bonferroni). In bfloat16 with min_p 0.05 the token `m` after `i` is within two "
-        "steps of the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. Texts "
-        "with the largest differences: counts on both sides.",
+        "steps of the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. "
+        "Texts with the largest differences: counts on both sides.",
         "",
     ]
     shown = []
