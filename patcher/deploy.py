@@ -5,16 +5,18 @@ The hosts of one multi-node server are a unit: prepared, changed and put back to
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from patcher import __version__
+from patcher import __version__, interrupts
 from patcher.config import HostSettings
 from patcher.connection import Connection, connect
 from patcher.errors import DdtreePatchError, Interrupted, NotTouched
@@ -22,6 +24,7 @@ from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
 from patcher.team import Node, Team
 
+_LOOK = 0.1  # seconds between two looks for an interrupt
 _PATIENCE = 30.0  # seconds that an interrupted job gets to reach its next step before its connection is closed
 
 
@@ -76,10 +79,11 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
     running: list[Future[None]] = []
 
     def each(chosen: Sequence[_Lane], work: Callable[[_Lane], None]) -> None:
-        running.clear()
-        for lane in chosen:
-            running.append(_start(work, lane))
-        wait(running)
+        running[:] = [Future() for _ in chosen]
+        with interrupts.deferred():
+            for lane, future in zip(chosen, running, strict=True):
+                _start(work, lane, future)
+            _wait(running)
         for future in running:
             future.result()  # raises what no lane takes for its host's failure
         so_far(known(stopped=False))
@@ -98,7 +102,9 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
             progress.cancel()
             progress.announce(f"stopping: each host ends the step it is at, if that takes less than {_PATIENCE:g} s; "
                               "Ctrl-C again stops at once")
-            wait(running, timeout=_PATIENCE)
+            # A job whose thread has not begun does not begin any more.
+            with interrupts.deferred():
+                _wait([future for future in running if not future.cancel()], _PATIENCE)
         outcome = known(stopped)  # before the connections are closed: that is no failure of their hosts
         for lane in lanes:
             lane.close()
@@ -107,18 +113,25 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
     return outcome
 
 
-def _start(work: Callable[[_Lane], None], lane: _Lane) -> Future[None]:
+def _wait(futures: Sequence[Future[None]], timeout: float = math.inf) -> None:
+    """Until all have ended or `timeout` seconds have passed. Raises KeyboardInterrupt."""
+    until = time.monotonic() + timeout
+    while wait(futures, timeout=max(0.0, min(_LOOK, until - time.monotonic()))).not_done and time.monotonic() < until:
+        interrupts.check()
+
+
+def _start(work: Callable[[_Lane], None], lane: _Lane, future: Future[None]) -> None:
     """`work(lane)` on a thread of its own, which, unlike a pool's, does not keep an interrupted program from ending."""
-    future: Future[None] = Future()
 
     def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work(lane))
         except BaseException as error:  # raised by whoever asks for the result
             future.set_exception(error)
 
     threading.Thread(target=run, name=lane.host.name, daemon=True).start()
-    return future
 
 
 def _units(hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress) -> list[list[_Lane]]:
