@@ -4,6 +4,8 @@ import http.client
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,6 +78,13 @@ class Server(CpuServer):
         """/generate: (status, parsed answer)."""
         status, answer = self.request("POST", "/generate", body, timeout=timeout)
         return status, json.loads(answer)
+
+    def flush(self) -> None:
+        """Empty the radix cache, which is refused while a request runs, and that may be an answered one."""
+        deadline = time.monotonic() + 60
+        while self.request("POST", "/flush_cache")[0] != 200:
+            assert time.monotonic() < deadline, "a request is still running"
+            threading.Event().wait(0.5)
 
     def greedy(self, prompt: bytes, tokens: int = 48) -> dict:
         return self.generate(prompt, temperature=0, max_new_tokens=tokens, ignore_eos=True)

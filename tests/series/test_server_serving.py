@@ -1,8 +1,6 @@
 """One DDTREE server (budget 16, topk 4) and everything that requests may want of it."""
 
 import json
-import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,7 +66,7 @@ def test_greedy_texts_four_at_a_time(server, reference):
 
 def test_a_prompt_that_is_in_the_radix_cache(server, reference):
     prompt = PROMPTS[10]
-    server.request("POST", "/flush_cache")
+    server.flush()
     first, second = server.greedy(prompt, TOKENS), server.greedy(prompt, TOKENS)
     assert first["meta_info"]["cached_tokens"] == 0
     assert second["meta_info"]["cached_tokens"] > len(prompt) // 2
@@ -249,10 +247,7 @@ def test_a_client_that_goes_away(server, reference):
 
 def test_nothing_is_lost_afterwards(server, reference):
     """Last of this file. The pool is checked whenever the server is idle, and a leak would have ended it."""
-    deadline = time.monotonic() + 60
-    while server.request("POST", "/flush_cache")[0] != 200:  # refused while a request runs
-        assert time.monotonic() < deadline, "a request is still running"
-        threading.Event().wait(0.5)
+    server.flush()
     assert server.healthy()
     # All of the pool is free: what fits when empty fits.
     assert server.greedy(SOURCE[:900], 100)["meta_info"]["cached_tokens"] == 0
