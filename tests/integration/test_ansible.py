@@ -147,7 +147,7 @@ def test_a_drifted_host_and_a_failed_smoke_suite_stop_the_rollout(operator):
     drift = played.message("gpu2")
     assert drift[0].startswith("gpu2: ") and "  where: sglang/srt/worker.py:41" in drift and "  exit code: 4" in drift
     said = "  next: nothing was written; take the edits out, or reinstall the package: pip install"
-    assert any(line.startswith(said) for line in drift)
+    assert any(line.startswith(said) for line in drift), drift
     assert any("installed '# edited'" in line for line in drift)
     smoke = played.message("gpu3")
     assert smoke[0].startswith("gpu3: the smoke suite failed: ") and "  exit code: 7" in smoke
