@@ -14,12 +14,23 @@ LEAST_EXPECTED = 5
 Text = tuple[int, ...]
 
 
+def contingency(one: collections.Counter, other: collections.Counter) -> tuple[list, list[list[int]]]:
+    """(categories, columns [count in one, count in other]). Categories expected fewer than LEAST_EXPECTED times on a
+    side share a last column, which has no category of its own and is left out while it is as rare itself."""
+    share = min(one.total(), other.total()) / (one.total() + other.total())
+    kept = [key for key in one | other if (one[key] + other[key]) * share >= LEAST_EXPECTED]
+    columns = [[one[key], other[key]] for key in kept]
+    rest = [side.total() - sum(side[key] for key in kept) for side in (one, other)]
+    if sum(rest) * share >= LEAST_EXPECTED:
+        columns.append(rest)
+    return kept, columns
+
+
 def tables(one: Iterable[Text], other: Iterable[Text], doubtful: set[tuple[Text, int]]) -> list[list[list[int]]]:
     """Contingency tables of next tokens, one a beginning that both have.
 
     one, other: texts. doubtful: (beginning, token) whose cut rounding decides. Each table is [[counts in one], [counts
-    in other]] with a column a token; tokens expected fewer than LEAST_EXPECTED times on a side share the last column.
-    Beginnings with less than two columns say nothing and are left out.
+    in other]] with the columns of `contingency`. Beginnings with less than two columns say nothing and are left out.
     """
     counts = [collections.defaultdict(collections.Counter) for _ in range(2)]
     for side, texts in zip(counts, (one, other), strict=True):
@@ -31,16 +42,7 @@ def tables(one: Iterable[Text], other: Iterable[Text], doubtful: set[tuple[Text,
                 side[before][token] += 1
     found = []
     for before in sorted(counts[0].keys() & counts[1].keys()):
-        a, b = counts[0][before], counts[1][before]
-        share = min(a.total(), b.total()) / (a.total() + b.total())
-        columns, rest = [], [0, 0]
-        for token in sorted(a | b):
-            if (a[token] + b[token]) * share >= LEAST_EXPECTED:
-                columns.append([a[token], b[token]])
-            else:
-                rest = [rest[0] + a[token], rest[1] + b[token]]
-        if sum(rest) * share >= LEAST_EXPECTED:
-            columns.append(rest)
+        _, columns = contingency(counts[0][before], counts[1][before])
         if len(columns) > 1:
             found.append([list(row) for row in zip(*columns, strict=True)])
     return found

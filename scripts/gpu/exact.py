@@ -109,24 +109,20 @@ def _mixed(servers: dict, temperature: float, samples: int) -> list[dict]:
 
 
 def two_sample(one: list, other: list) -> dict:
-    """Chi-square of homogeneity over the categories; those expected fewer than 5 times in a sample are pooled.
+    """Chi-square of homogeneity over the categories, rare ones pooled (decided.contingency).
 
     "furthest": the five categories that contribute most, each with its counts in `one` and in `other`.
     """
     a, b = collections.Counter(one), collections.Counter(other)
-    share = min(len(one), len(other)) / (len(one) + len(other))
-    kept = [key for key in a | b if (a[key] + b[key]) * share >= 5]
-    table = np.array([[a[key] for key in kept], [b[key] for key in kept]], dtype=float)
-    rest = np.array([[len(one) - table[0].sum()], [len(other) - table[1].sum()]])
-    if rest.sum() * share >= 5:
-        table = np.hstack([table, rest])
-    if table.shape[1] < 2:
-        return {"categories": int(table.shape[1]), "chi2": 0.0, "p": 1.0, "total_variation": 0.0, "furthest": []}
+    kept, columns = decided.contingency(a, b)
+    if len(columns) < 2:
+        return {"categories": len(columns), "chi2": 0.0, "p": 1.0, "total_variation": 0.0, "furthest": []}
+    table = np.array(columns, dtype=float).T
     chi2, p, _, _ = stats.chi2_contingency(table, correction=False)
     apart = sorted(kept, key=lambda key: -((a[key] - b[key]) ** 2) / (a[key] + b[key]))[:5]
     shares = table / table.sum(1, keepdims=True)
     return {
-        "categories": int(table.shape[1]),
+        "categories": len(columns),
         "chi2": float(chi2),
         "p": float(p),
         "total_variation": float(abs(shares[0] - shares[1]).sum() / 2),

@@ -45,6 +45,11 @@ def opened(title: str, document: dict, said: str) -> Section:
     return Section(title, [measured_on(document), "", said, ""])
 
 
+def rows_of(document: dict) -> list[dict]:
+    """The rows of all steps that gave some."""
+    return [row for found in document["result"].values() if isinstance(found, list) for row in found]
+
+
 def failed_steps(result: dict) -> list[str]:
     """Steps that raised: their name and the exception's last line."""
     return [

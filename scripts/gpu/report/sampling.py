@@ -5,7 +5,7 @@ import statistics
 
 from scipy import stats
 
-from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
+from scripts.gpu.report.documents import Section, failed_steps, measured_on, rows_of, table, verdict
 
 LEAST_P = 0.001  # divided by the number of tests
 NEAR_TIE = 0.3  # nats: logits of 16 to 32 are multiples of 0.125 in bfloat16
@@ -54,7 +54,7 @@ def greedy(document: dict) -> Section:
         "two texts part, the difference of log-probabilities.",
         "",
     ]
-    rows = [row for found in document["result"].values() if isinstance(found, list) for row in found]
+    rows = rows_of(document)
     shown = []
     for row in rows:
         margins = [parted["margin"] for parted in row["parted"]]
@@ -108,7 +108,7 @@ def exact(document: dict, *earlier: dict) -> Section:
     runs = [document, *earlier]
     rows: dict[tuple, dict] = {}
     for run in reversed(runs):
-        rows |= {(row["server"], row["T"], row["cell"]): row | {"date": run["date"]} for row in _cells(run)}
+        rows |= {(row["server"], row["T"], row["cell"]): row | {"date": run["date"]} for row in rows_of(run)}
     tests = sum(row["server"] != MUST_BE_REJECTED for row in rows.values())
     least = LEAST_P / max(tests, 1)
     shown, passed_all, rejected, worst = [], True, None, 1.0
@@ -148,17 +148,13 @@ def exact(document: dict, *earlier: dict) -> Section:
     return section
 
 
-def _cells(document: dict) -> list[dict]:
-    return [row for found in document["result"].values() if isinstance(found, list) for row in found]
-
-
 def _share_of_doubtful(row: dict) -> float:
     return sum(share for _, _, share in row.get("decided", {}).get("doubtful", []))
 
 
 def _whole_texts(runs: list[dict]) -> list[str]:
     """Of every run, newest first: the p-values of whole texts, to see plain decoding change sides."""
-    by_run = [{(row["T"], row["cell"], row["server"]): row["p"] for row in _cells(run)} for run in runs]
+    by_run = [{(row["T"], row["cell"], row["server"]): row["p"] for row in rows_of(run)} for run in runs]
     keys = sorted({key for found in by_run for key in found})
     lines = ["p-values of whole texts in all runs:", ""]
     rows = [(*key, *(f"{found[key]:.2g}" if key in found else "" for found in by_run)) for key in keys]
@@ -167,7 +163,7 @@ def _whole_texts(runs: list[dict]) -> list[str]:
 
 def texts(document: dict) -> Section:
     section = Section("3b. Sampling is exact: whole texts", [measured_on(document), ""])
-    rows = [row for found in document["result"].values() if isinstance(found, list) for row in found]
+    rows = rows_of(document)
     tested = [row for row in rows if row["server"] != MUST_BE_REJECTED]
     least = LEAST_P / max(3 * len(tested), 1)
     section.lines += [

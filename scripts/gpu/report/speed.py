@@ -3,7 +3,7 @@
 import math
 
 from scripts.gpu.report import plots
-from scripts.gpu.report.documents import Section, measured_on, table, verdict
+from scripts.gpu.report.documents import Section, measured_on, rows_of, table, verdict
 
 GOAL = 1.25  # tree / chain at budget 32, at every temperature
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -12,8 +12,7 @@ SERVER_POINTS = {"chain": (7, 1), "b15k4": (15, 4), "tree": (32, 8), "b63k8": (6
 
 
 def _points(sweep: dict) -> dict[tuple[str, float], dict]:
-    rows = [row for found in sweep["result"].values() if isinstance(found, list) for row in found]
-    return {(row["server"], row["T"]): row for row in rows}
+    return {(row["server"], row["T"]): row for row in rows_of(sweep)}
 
 
 def chain(sweep: dict) -> Section:
