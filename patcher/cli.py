@@ -224,13 +224,14 @@ def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchErro
         written = _write_result(lambda: click.echo(to_json(outcome)))
     else:
         written = _write_result(lambda: print_outcome(outcome, console_for(sys.stdout)))
-    failures = [host.error for host in outcome.hosts if host.error]
     overall = outcome.error
-    if overall and overall not in failures:
-        failures.append(overall)
-    names = {id(host.error): host.host for host in outcome.hosts} if len(outcome.hosts) > 1 else {}
-    for error in (*failures, *unwritten):
-        print_error(error, message_console(), names.get(id(error), ""))
+    several = len(outcome.hosts) > 1
+    for host in outcome.hosts:
+        if host.error:
+            print_error(host.error, message_console(), host.host if several else "")
+    of_none = [overall] if overall and all(overall is not host.error for host in outcome.hosts) else []
+    for error in (*of_none, *unwritten):
+        print_error(error, message_console())
     if overall:
         return overall.exit_code
     if unwritten:

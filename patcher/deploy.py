@@ -116,7 +116,7 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
 def _wait(futures: Sequence[Future[None]], timeout: float = math.inf) -> None:
     """Until all have ended or `timeout` seconds have passed. Raises KeyboardInterrupt."""
     until = time.monotonic() + timeout
-    while wait(futures, timeout=max(0.0, min(_LOOK, until - time.monotonic()))).not_done and time.monotonic() < until:
+    while (left := until - time.monotonic()) > 0 and wait(futures, timeout=min(_LOOK, left)).not_done:
         interrupts.check()
 
 

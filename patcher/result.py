@@ -116,7 +116,7 @@ class Outcome:
             return errors[0]
         left = [host.host for host in self.hosts if isinstance(host.error, NotTouched)]
         failed = [f"{host.host} (exit code {host.error.exit_code})" for host in self.hosts
-                  if host.error and host.host not in left]
+                  if host.error and not isinstance(host.error, NotTouched)]
         return MixedOutcome(
             f"{len(failed)} of {len(self.hosts)} hosts failed: {', '.join(failed)}"
             + (f"; not touched: {', '.join(left)}" if left else ""),

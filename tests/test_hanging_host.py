@@ -154,6 +154,12 @@ def hosts(silent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return config
 
 
+def read_to(program: subprocess.Popen, words: str) -> None:
+    """Read its messages to the line with these words, which must come."""
+    while words not in (line := program.stderr.readline()):
+        assert line, program.wait()
+
+
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
     """The first lets the hosts end what they are at, the second waits for nothing; each host is in the list. So does a
@@ -168,8 +174,7 @@ def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
         connecting |= line == "hung: connect\n"
         seen |= line == "tree: plan\n"
     program.send_signal(by)
-    while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
-        assert line, program.wait()
+    read_to(program, "Ctrl-C again stops at once")
     time.sleep(1)  # signals that come together count once
     program.send_signal(by)
     said = said_by(program)
@@ -183,12 +188,10 @@ def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
 def test_what_ignores_a_closed_terminal_goes_on(hosts):
     program = start_tool("list", "--config", hosts, "--host", "hung", "--json",
                          around=("env", "--default-signal=TERM", "--ignore-signal=HUP"))
-    while (line := program.stderr.readline()) != "hung: connect\n":
-        assert line, program.wait()
+    read_to(program, "hung: connect")
     program.send_signal(signal.SIGHUP)
     program.send_signal(signal.SIGTERM)
-    while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
-        assert line, program.wait()
+    read_to(program, "Ctrl-C again stops at once")
     time.sleep(1)
     program.send_signal(signal.SIGTERM)
     assert said_by(program).code == 130
@@ -199,12 +202,10 @@ def test_signals_that_come_together_are_one(hosts, by):
     """As from timeout(1), or from a terminal that is closed: what a host is at is still waited for."""
     program = start_tool("apply", "--config", hosts, "--host", "hung", "--json",
                          around=("env", "--default-signal=INT,TERM,HUP"))
-    while (line := program.stderr.readline()) != "hung: connect\n":
-        assert line, program.wait()
+    read_to(program, "hung: connect")
     program.send_signal(by)
     program.send_signal(by)
-    while "Ctrl-C again stops at once" not in (line := program.stderr.readline()):
-        assert line, program.wait()
+    read_to(program, "Ctrl-C again stops at once")
     with pytest.raises(subprocess.TimeoutExpired):
         program.wait(2)
     program.send_signal(by)
