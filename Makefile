@@ -29,6 +29,7 @@ smoke-test: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 setup: $(VENV)/installed
 

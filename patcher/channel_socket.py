@@ -62,7 +62,7 @@ class _ChannelFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         data = self._owner.recv(len(buffer))
-        buffer[:len(data)] = data
+        buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:

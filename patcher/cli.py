@@ -52,12 +52,22 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         click.option("--site-packages", type=Given(), metavar="DIR", help="A tree without interpreter: files only."),
         click.option("--venv", type=Given(), metavar="PATH", help="The venv; without it, the serving process's own."),
         click.option("--local", is_flag=True, help="This machine."),
-        click.option("--limit", type=Given(), multiple=True, metavar="PATTERN",
-                     help="Of the chosen hosts only those whose name, group or server fits, `gpu*` say. May be given "
-                          "several times."),
-        click.option("--host", "hosts", type=Given(), multiple=True, metavar="NAME|ADDRESS",
-                     help="A host, group or multi-node server of hosts.toml, or an address. May be given several "
-                          "times."),
+        click.option(
+            "--limit",
+            type=Given(),
+            multiple=True,
+            metavar="PATTERN",
+            help="Of the chosen hosts only those whose name, group or server fits, `gpu*` say. May be given "
+            "several times.",
+        ),
+        click.option(
+            "--host",
+            "hosts",
+            type=Given(),
+            multiple=True,
+            metavar="NAME|ADDRESS",
+            help="A host, group or multi-node server of hosts.toml, or an address. May be given several times.",
+        ),
     ):
         command = option(command)
     return command
@@ -67,11 +77,19 @@ def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options of commands that change hosts."""
     for option in (
         click.option("--keep-going", is_flag=True, help="Change the good hosts although others have no plan or fail."),
-        click.option("--report", type=NewFile(), metavar="FILE",
-                     help="Keep the JSON document there too, up to date after every batch."),
+        click.option(
+            "--report",
+            type=NewFile(),
+            metavar="FILE",
+            help="Keep the JSON document there too, up to date after every batch.",
+        ),
         click.option("--all-at-once", is_flag=True, help="All hosts at the same time, none of them first."),
-        click.option("--batch", type=click.IntRange(min=1), metavar="N",
-                     help="After the first host, N at a time (a multi-node server counts as one); default all."),
+        click.option(
+            "--batch",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="After the first host, N at a time (a multi-node server counts as one); default all.",
+        ),
     ):
         command = option(command)
     return command
@@ -165,8 +183,9 @@ def history(**options: Any) -> Outcome:
     return commands.history(**options)
 
 
-def _reported(command: Callable[..., Outcome], path: Path | None, form: Callable[[Outcome], bytes],
-              options: dict[str, Any]) -> Outcome:
+def _reported(
+    command: Callable[..., Outcome], path: Path | None, form: Callable[[Outcome], bytes], options: dict[str, Any]
+) -> Outcome:
     """Run a command whose outcome is kept in a file as well, if `path` names one, from its first result on."""
     if path is None:
         return command(**options)
@@ -259,9 +278,14 @@ def _write_result(write: Callable[[], None]) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return True
-        print_error(DdtreePatchError(f"the result could not be written: {error.strerror}", where="stdout",
-                                     next_step="what was done stands; ddtree-patch status says where"),
-                    message_console())
+        print_error(
+            DdtreePatchError(
+                f"the result could not be written: {error.strerror}",
+                where="stdout",
+                next_step="what was done stands; ddtree-patch status says where",
+            ),
+            message_console(),
+        )
         return False
 
 

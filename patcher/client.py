@@ -183,7 +183,8 @@ class SglangClient:
             data = response.read(ANSWER_LIMIT + 1)
         except ConnectionRefusedError as error:
             raise ServerRefused(
-                f"nobody listens on port {self.port}", where=where,
+                f"nobody listens on port {self.port}",
+                where=where,
                 next_step="start the server, or correct endpoint.port",
             ) from error
         except TimeoutError as error:

@@ -58,8 +58,11 @@ class Selection:
         if not hosts:
             known = ", ".join(config.hosts) or "none"
             nowhere = f"no hosts.toml; looked for {', '.join(str(path.absolute()) for path in searched())}"
-            raise UsageProblem("no host was given", where=str(config.source or nowhere),
-                               next_step=f"give --host NAME|ADDRESS or --local (hosts in the file: {known})")
+            raise UsageProblem(
+                "no host was given",
+                where=str(config.source or nowhere),
+                next_step=f"give --host NAME|ADDRESS or --local (hosts in the file: {known})",
+            )
         hosts = config.limit(hosts, self.limit)
         if whole:
             config.whole(hosts)
@@ -73,13 +76,20 @@ class Selection:
         """A job that only reads, on every host that can be reached."""
         return self._run(command, job, self.chosen(), Rollout(keep_going=True), so_far)
 
-    def change(self, command: str, job: Callable[[Session], Job], rollout: Rollout, so_far: SoFar,
-               whole: bool = True) -> Outcome:
+    def change(
+        self, command: str, job: Callable[[Session], Job], rollout: Rollout, so_far: SoFar, whole: bool = True
+    ) -> Outcome:
         """A job that changes hosts, wave by wave; `whole`: all nodes of a server, or none."""
         return self._run(command, job, self.chosen(whole), rollout, so_far)
 
-    def _run(self, command: str, job: Callable[[Session], Job], hosts: Sequence[HostSettings], rollout: Rollout,
-             so_far: SoFar) -> Outcome:
+    def _run(
+        self,
+        command: str,
+        job: Callable[[Session], Job],
+        hosts: Sequence[HostSettings],
+        rollout: Rollout,
+        so_far: SoFar,
+    ) -> Outcome:
         series = catalogue()  # loaded, and checked, before any connection is made
 
         def make(host: HostSettings, connection: Connection, result: HostResult, node: Node) -> Job:
@@ -104,11 +114,22 @@ def diff(*, up_to: str | None, **selection: object) -> Outcome:
     return Selection(**selection).look("diff", lambda session: Diff(session, up_to or ""))
 
 
-def apply(*, dry_run: bool, up_to: str | None, no_restart: bool, no_smoke: bool, batch: int | None, all_at_once: bool,
-          keep_going: bool, so_far: SoFar = nobody, **selection: object) -> Outcome:
+def apply(
+    *,
+    dry_run: bool,
+    up_to: str | None,
+    no_restart: bool,
+    no_smoke: bool,
+    batch: int | None,
+    all_at_once: bool,
+    keep_going: bool,
+    so_far: SoFar = nobody,
+    **selection: object,
+) -> Outcome:
     options = ApplyOptions(dry_run=dry_run, up_to=up_to or "", restart=not no_restart, smoke=not no_smoke)
-    return Selection(**selection).change("apply", lambda session: Apply(session, options),
-                                         _rollout(batch, all_at_once, keep_going), so_far)
+    return Selection(**selection).change(
+        "apply", lambda session: Apply(session, options), _rollout(batch, all_at_once, keep_going), so_far
+    )
 
 
 def verify(**selection: object) -> Outcome:
@@ -119,16 +140,30 @@ def status(**selection: object) -> Outcome:
     return Selection(**selection).look("status", Status)
 
 
-def revert(*, dry_run: bool, no_restart: bool, batch: int | None, all_at_once: bool, keep_going: bool,
-           so_far: SoFar = nobody, **selection: object) -> Outcome:
+def revert(
+    *,
+    dry_run: bool,
+    no_restart: bool,
+    batch: int | None,
+    all_at_once: bool,
+    keep_going: bool,
+    so_far: SoFar = nobody,
+    **selection: object,
+) -> Outcome:
     options = RevertOptions(dry_run=dry_run, restart=not no_restart)
-    return Selection(**selection).change("revert", lambda session: Revert(session, options),
-                                         # The files of one node alone: what a failed rollback may leave to do.
-                                         _rollout(batch, all_at_once, keep_going), so_far, whole=not no_restart)
+    return Selection(**selection).change(
+        "revert",
+        lambda session: Revert(session, options),
+        # The files of one node alone: what a failed rollback may leave to do.
+        _rollout(batch, all_at_once, keep_going),
+        so_far,
+        whole=not no_restart,
+    )
 
 
-def restart(*, batch: int | None, all_at_once: bool, keep_going: bool, so_far: SoFar = nobody,
-            **selection: object) -> Outcome:
+def restart(
+    *, batch: int | None, all_at_once: bool, keep_going: bool, so_far: SoFar = nobody, **selection: object
+) -> Outcome:
     return Selection(**selection).change("restart", Restart, _rollout(batch, all_at_once, keep_going), so_far)
 
 

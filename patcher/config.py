@@ -156,7 +156,8 @@ class Config:
                 if len(members) > 1:
                     raise UsageProblem(
                         f"{name} is the address of several hosts: {', '.join(host.name for host in members)}",
-                        where=str(self.source), next_step="give the name of the one that is meant",
+                        where=str(self.source),
+                        next_step="give the name of the one that is meant",
                     )
             for host in members or [dataclasses.replace(self.defaults, name=name, address=name)]:
                 chosen[host.name] = host
@@ -170,7 +171,8 @@ class Config:
             if host.server and present and host.name not in chosen:
                 raise UsageProblem(
                     f"{host.name} is a node of server {host.server}, as {', '.join(present)}, and was not chosen",
-                    where=str(self.source), next_step="choose all nodes of a server: they can only be changed together",
+                    where=str(self.source),
+                    next_step="choose all nodes of a server: they can only be changed together",
                 )
 
     def limit(self, hosts: Sequence[HostSettings], patterns: Sequence[str]) -> tuple[HostSettings, ...]:
@@ -180,8 +182,11 @@ class Config:
         """
         for pattern in patterns:
             if not any(_fits(host, pattern) for host in hosts):
-                raise UsageProblem(f"{pattern!r} fits none of the chosen hosts", where="--limit",
-                                   next_step=f"chosen are: {', '.join(host.name for host in hosts)}")
+                raise UsageProblem(
+                    f"{pattern!r} fits none of the chosen hosts",
+                    where="--limit",
+                    next_step=f"chosen are: {', '.join(host.name for host in hosts)}",
+                )
         return tuple(h for h in hosts if not patterns or any(_fits(h, pattern) for pattern in patterns))
 
     def local(self) -> HostSettings:
@@ -250,8 +255,11 @@ def _read(path: Path) -> Config:
             heads.setdefault(host.server, host.name)
             hosts[host.name] = dataclasses.replace(host, head=heads[host.server])
         if host.server and host.service.kind == "command" and not (host.service.stop and host.service.start):
-            raise _refuse(path, f"hosts.{host.name}.service", "a node of a multi-node server needs stop and start: all "
-                          "nodes are stopped before one is started")
+            raise _refuse(
+                path,
+                f"hosts.{host.name}.service",
+                "a node of a multi-node server needs stop and start: all nodes are stopped before one is started",
+            )
         if host.venv and host.site_packages:
             raise _refuse(path, f"hosts.{host.name}", "venv and site_packages exclude each other")
     return Config(hosts=hosts, defaults=defaults, source=path)

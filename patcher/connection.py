@@ -61,8 +61,14 @@ class Connection(ABC):
         self.sudo = sudo
         self.round_trips = 0
 
-    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout: float | None = 600,
-            on_stderr: Callable[[bytes], None] | None = None) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",
+        timeout: float | None = 600,
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> Completed:
         """Run ARGV to its end.
 
         input: bytes for its standard input. timeout: seconds for the whole run, None for no limit.
@@ -76,10 +82,12 @@ class Connection(ABC):
     def _after_sudo(self, program: str, done: Completed) -> Completed:
         """DONE, where the program ran. Raises AuthenticationProblem where sudo did not start it, or is not there."""
         if done.rc == 127 and NO_SUDO.search(done.stderr):
-            raise AuthenticationProblem("there is no sudo on the host", where=self.name,
-                                        next_step="install sudo there, or connect as an account that needs none: "
-                                                  "sudo = false",
-                                        detail=done.stderr.decode(errors="replace").strip())
+            raise AuthenticationProblem(
+                "there is no sudo on the host",
+                where=self.name,
+                next_step="install sudo there, or connect as an account that needs none: sudo = false",
+                detail=done.stderr.decode(errors="replace").strip(),
+            )
         refusal = REFUSED_BY_SUDO.search(done.stderr) if done.rc == 1 else None
         if refusal is None:
             return done
@@ -91,14 +99,17 @@ class Connection(ABC):
         said = re.search(r"<<(.*):(.*)>>((?s:.*))", asked.stdout.decode(errors="replace"))
         account, path, allowed = said.groups() if said else ("USER", "", "")
         raise AuthenticationProblem(
-            f"sudo does not run {program} without a password", where=self.name,
+            f"sudo does not run {program} without a password",
+            where=self.name,
             next_step=f"allow it in sudoers: {account} ALL=(root) NOPASSWD: {path or program} - or give the --venv "
-                      "whose interpreter it allows, or set sudo = false",
-            detail=f"{done.stderr.decode(errors='replace').strip()}\n{allowed.strip()}".strip())
+            "whose interpreter it allows, or set sudo = false",
+            detail=f"{done.stderr.decode(errors='replace').strip()}\n{allowed.strip()}".strip(),
+        )
 
     @abstractmethod
-    def _run(self, argv: list[str], input: bytes, timeout: float | None,
-             on_stderr: Callable[[bytes], None]) -> Completed: ...
+    def _run(
+        self, argv: list[str], input: bytes, timeout: float | None, on_stderr: Callable[[bytes], None]
+    ) -> Completed: ...
 
     @abstractmethod
     def open_socket(self, host: str, port: int, timeout: float | None = 30) -> Any:
@@ -113,8 +124,9 @@ class Connection(ABC):
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -132,18 +144,25 @@ class LocalConnection(Connection):
     def __init__(self, name: str = "local", *, sudo: bool = False) -> None:
         super().__init__(name, sudo=sudo)
 
-    def _run(self, argv: list[str], input: bytes, timeout: float | None,
-             on_stderr: Callable[[bytes], None]) -> Completed:
+    def _run(
+        self, argv: list[str], input: bytes, timeout: float | None, on_stderr: Callable[[bytes], None]
+    ) -> Completed:
         try:
             # In a session of its own: Ctrl-C is for this program, which lets a commit end; as over SSH.
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(126 if isinstance(error, PermissionError) else 127, b"", f"{argv[0]}: {error}".encode())
-        streams = Streams(process.stdin.write, process.stdin.close, lambda: process.stdout.read1(CHUNK),
-                          lambda: process.stderr.read1(CHUNK), on_stderr,
-                          lambda: os.killpg(process.pid, signal.SIGKILL))
+        streams = Streams(
+            process.stdin.write,
+            process.stdin.close,
+            lambda: process.stdout.read1(CHUNK),
+            lambda: process.stderr.read1(CHUNK),
+            on_stderr,
+            lambda: os.killpg(process.pid, signal.SIGKILL),
+        )
         streams.start(input)
         try:
             process.wait(timeout)
@@ -197,8 +216,11 @@ class SshConnection(Connection):
             if _is_long_ago(began, hop):
                 awaited = "the key exchange" if transport.remote_version else "the first line of its SSH server"
                 raise ssh_auth.no_answer(hop, awaited) from error
-            raise HostUnreachable(f"no SSH server answers: {str(error) or type(error).__name__}", where=hop.name,
-                                  next_step=f"make `ssh {hop.name} true` work") from error
+            raise HostUnreachable(
+                f"no SSH server answers: {str(error) or type(error).__name__}",
+                where=hop.name,
+                next_step=f"make `ssh {hop.name} true` work",
+            ) from error
         try:
             host_keys.check(hop, key.get_name(), key.asbytes(), known)
             ssh_auth.authenticate(transport, hop)
@@ -213,40 +235,55 @@ class SshConnection(Connection):
         where = f"{hop.hostname}:{hop.port}"
         try:
             if self._transports:
-                return self._transports[-1].open_channel("direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0),
-                                                         timeout=hop.connect_timeout)
+                return self._transports[-1].open_channel(
+                    "direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0), timeout=hop.connect_timeout
+                )
             if hop.proxy_command:
                 ours, theirs = socket.socketpair()
                 with theirs:
                     # Ctrl-C is for this program, which lets a commit end: the way to the host must last until then.
-                    self._proxy = subprocess.Popen(["/bin/sh", "-c", f"trap '' INT; exec {hop.proxy_command}"],
-                                                   stdin=theirs, stdout=theirs)
+                    self._proxy = subprocess.Popen(
+                        ["/bin/sh", "-c", f"trap '' INT; exec {hop.proxy_command}"], stdin=theirs, stdout=theirs
+                    )
                 return ours
             link = socket.create_connection((hop.hostname, hop.port), hop.connect_timeout)
         except socket.gaierror as error:
-            raise HostUnreachable(f"{hop.hostname} has no address: {error.strerror}", where=hop.name,
-                                  next_step="check the host name, or give it an entry in hosts.toml or ssh_config"
-                                  ) from error
+            raise HostUnreachable(
+                f"{hop.hostname} has no address: {error.strerror}",
+                where=hop.name,
+                next_step="check the host name, or give it an entry in hosts.toml or ssh_config",
+            ) from error
         except UnicodeError as error:
-            raise HostUnreachable(f"{hop.hostname!r} cannot be a host's name", where=hop.name,
-                                  next_step="check the host name") from error
+            raise HostUnreachable(
+                f"{hop.hostname!r} cannot be a host's name", where=hop.name, next_step="check the host name"
+            ) from error
         except (OSError, paramiko.SSHException) as error:
-            raise HostUnreachable(f"no connection to {where}: {error}", where=hop.name,
-                                  next_step="check address, port, firewall, and that sshd runs there") from error
+            raise HostUnreachable(
+                f"no connection to {where}: {error}",
+                where=hop.name,
+                next_step="check address, port, firewall, and that sshd runs there",
+            ) from error
         link.settimeout(None)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_LINK_MS)
         return link
 
-    def _run(self, argv: list[str], input: bytes, timeout: float | None,
-             on_stderr: Callable[[bytes], None]) -> Completed:
+    def _run(
+        self, argv: list[str], input: bytes, timeout: float | None, on_stderr: Callable[[bytes], None]
+    ) -> Completed:
         command = shlex.join(argv)
         try:
             with self._transports[-1].open_session(timeout=self.target.connect_timeout) as channel:
                 self._start(channel, command)
-                streams = Streams(channel.sendall, channel.shutdown_write, lambda: channel.recv(CHUNK),
-                                  lambda: channel.recv_stderr(CHUNK), on_stderr, channel.close)
+                streams = Streams(
+                    channel.sendall,
+                    channel.shutdown_write,
+                    lambda: channel.recv(CHUNK),
+                    lambda: channel.recv_stderr(CHUNK),
+                    on_stderr,
+                    channel.close,
+                )
                 streams.start(input)
                 if not channel.status_event.wait(timeout):
                     raise _too_slow(self.name, argv, timeout)
@@ -282,17 +319,23 @@ class SshConnection(Connection):
     def _lost(self, error: Exception | None) -> HostUnreachable:
         if str(error) == "Timeout opening channel.":  # paramiko has no type of its own for it
             return ssh_auth.no_answer(self.target, "a channel, after the login")
-        return HostUnreachable("the connection was lost", where=self.name, detail=str(error or ""),
-                               next_step="run the command again: it says where the host stands, and finishes or undoes")
+        return HostUnreachable(
+            "the connection was lost",
+            where=self.name,
+            detail=str(error or ""),
+            next_step="run the command again: it says where the host stands, and finishes or undoes",
+        )
 
     def open_socket(self, host: str, port: int, timeout: float | None = 30) -> ChannelSocket:
         try:
             channel = self._transports[-1].open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=timeout)
         except paramiko.ChannelException as refusal:
             if refusal.code == 1:  # administratively prohibited
-                raise HostUnreachable("the SSH server forbids forwarding, so the service's port cannot be reached",
-                                      where=self.name,
-                                      next_step="set AllowTcpForwarding yes (or local) in its sshd_config") from refusal
+                raise HostUnreachable(
+                    "the SSH server forbids forwarding, so the service's port cannot be reached",
+                    where=self.name,
+                    next_step="set AllowTcpForwarding yes (or local) in its sshd_config",
+                ) from refusal
             raise ConnectionRefusedError(f"{host}:{port} on {self.name}: {refusal.text}") from refusal
         except (paramiko.SSHException, EOFError) as error:
             raise self._lost(error) from error
@@ -313,10 +356,16 @@ def _is_long_ago(began: float, hop: SshTarget) -> bool:
 
 
 def _too_much(name: str, argv: list[str]) -> BadAnswer:
-    return BadAnswer(f"{argv[0]} printed more than {LIMIT >> 20} MiB and was ended", where=name,
-                     next_step="look at what it is on that host; it is none that this tool knows")
+    return BadAnswer(
+        f"{argv[0]} printed more than {LIMIT >> 20} MiB and was ended",
+        where=name,
+        next_step="look at what it is on that host; it is none that this tool knows",
+    )
 
 
 def _too_slow(name: str, argv: list[str], timeout: float | None) -> HostUnreachable:
-    return HostUnreachable(f"{argv[0]} did not end within {timeout:g} s", where=name,
-                           next_step="run the command again: it says where the host stands, and finishes or undoes")
+    return HostUnreachable(
+        f"{argv[0]} did not end within {timeout:g} s",
+        where=name,
+        next_step="run the command again: it says where the host stands, and finishes or undoes",
+    )

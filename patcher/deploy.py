@@ -63,8 +63,14 @@ class Rollout:
             left, first = left[size:], 0
 
 
-def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress,
-                 rollout: Rollout, so_far: Callable[[Outcome], None] = lambda outcome: None) -> Outcome:
+def run_on_hosts(
+    command: str,
+    hosts: Sequence[HostSettings],
+    make_job: MakeJob,
+    progress: Progress,
+    rollout: Rollout,
+    so_far: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
     """Run a job on each host and give the outcome; failures are in the hosts' results, and are not raised.
 
     When one host cannot be prepared, none is executed, and after a wave with a failure no other begins, unless
@@ -100,8 +106,10 @@ def run_on_hosts(command: str, hosts: Sequence[HostSettings], make_job: MakeJob,
     try:
         if stopped:
             progress.cancel()
-            progress.announce(f"stopping: each host ends the step it is at, if that takes less than {_PATIENCE:g} s; "
-                              "Ctrl-C again stops at once")
+            progress.announce(
+                f"stopping: each host ends the step it is at, if that takes less than {_PATIENCE:g} s; "
+                "Ctrl-C again stops at once"
+            )
             # A job whose thread has not begun does not begin any more.
             with interrupts.deferred():
                 _wait([future for future in running if not future.cancel()], _PATIENCE)
@@ -142,8 +150,12 @@ def _units(hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress)
     units = []
     for members in servers.values():
         nodes = Team([host.name for host in members]).nodes()
-        units.append([_Lane(host, make_job, HostResult(host.name, tell=progress.for_host(host.name)), nodes[host.name])
-                      for host in members])
+        units.append(
+            [
+                _Lane(host, make_job, HostResult(host.name, tell=progress.for_host(host.name)), nodes[host.name])
+                for host in members
+            ]
+        )
     return units
 
 
@@ -210,8 +222,11 @@ class _Lane:
         """Not to be touched; a host with an error of its own keeps that."""
         if self.result.error is None:
             self.result.summary = "not touched"
-            self.result.error = NotTouched(f"not touched, because {why}", where=self.result.host,
-                                           next_step="solve that first, leave that host out, or give --keep-going")
+            self.result.error = NotTouched(
+                f"not touched, because {why}",
+                where=self.result.host,
+                next_step="solve that first, leave that host out, or give --keep-going",
+            )
 
     def so_far(self) -> HostResult:
         """What is known of this host, in a copy that its job, which may go on, does not reach."""
@@ -221,7 +236,9 @@ class _Lane:
             waits = self.job is not None and not self.begun
             known.error = Interrupted(
                 "not begun: nothing was changed here" if waits else f"not ended; last seen at: {found.doing or 'work'}",
-                where=found.host, next_step="ddtree-patch status says where the host stands")
+                where=found.host,
+                next_step="ddtree-patch status says where the host stands",
+            )
         return known
 
     def _guard(self, work: Callable[[], None]) -> None:
@@ -242,6 +259,9 @@ def unexpected(error: Exception, where: str) -> DdtreePatchError:
     """A bug of this tool as an error that can be pasted into a report."""
     log = "".join(traceback.format_exception(error))
     system = f"ddtree-patch {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    return DdtreePatchError(f"unexpected {type(error).__name__}: {error}", where=where,
-                            next_step="this is a bug of ddtree-patch: report it with the lines below",
-                            detail=f"{system}\nargv: {sys.argv[1:]}\n{log}")
+    return DdtreePatchError(
+        f"unexpected {type(error).__name__}: {error}",
+        where=where,
+        next_step="this is a bug of ddtree-patch: report it with the lines below",
+        detail=f"{system}\nargv: {sys.argv[1:]}\n{log}",
+    )

@@ -42,8 +42,9 @@ def first_difference(a: Sequence[int] | str, b: Sequence[int] | str) -> int | No
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def examine(client: SglangClient, prompt: Prompt, a: Sequence[int] | str, b: Sequence[int] | str,
-            timeout: float) -> Divergence | None:
+def examine(
+    client: SglangClient, prompt: Prompt, a: Sequence[int] | str, b: Sequence[int] | str, timeout: float
+) -> Divergence | None:
     """How two outputs of one prompt part; None when they are equal. Raises ServerProblem when the server fails."""
     index = first_difference(a, b)
     if index is None:
@@ -66,8 +67,12 @@ def examine(client: SglangClient, prompt: Prompt, a: Sequence[int] | str, b: Seq
 
 def _gap_by_logprobs(client: SglangClient, prefix: list[int], a: int, b: int, timeout: float) -> float | None:
     """Nats between two next tokens; None when the server gives no log-probabilities, or not those two."""
-    payload = {"input_ids": prefix, "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
-               "return_logprob": True, "top_logprobs_num": 20}
+    payload = {
+        "input_ids": prefix,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 20,
+    }
     try:
         answer = client.generate(payload, timeout=timeout)
     except HttpStatus as status:
@@ -75,17 +80,19 @@ def _gap_by_logprobs(client: SglangClient, prefix: list[int], a: int, b: int, ti
             raise
         return None
     try:
-        found = {int(token): float(logprob)
-                 for logprob, token, *_ in (answer.meta.get("output_top_logprobs") or [[]])[0] or []}
+        found = {
+            int(token): float(logprob)
+            for logprob, token, *_ in (answer.meta.get("output_top_logprobs") or [[]])[0] or []
+        }
     except (ValueError, TypeError, LookupError) as error:
-        raise ServerBroke(f"the log-probabilities make no sense: {error}", where=client.where,
-                          next_step="see the server's log") from error
+        raise ServerBroke(
+            f"the log-probabilities make no sense: {error}", where=client.where, next_step="see the server's log"
+        ) from error
     return abs(found[a] - found[b]) if a in found and b in found else None
 
 
 def _draw(client: SglangClient, prefix: list[int], timeout: float) -> list[int]:
-    payload = {"input_ids": [prefix] * DRAWS,
-               "sampling_params": {"temperature": DRAW_TEMPERATURE, "max_new_tokens": 1}}
+    payload = {"input_ids": [prefix] * DRAWS, "sampling_params": {"temperature": DRAW_TEMPERATURE, "max_new_tokens": 1}}
     answers: Sequence[Generation] = client.generate_batch(payload, timeout=timeout)
     if not all(answer.ids for answer in answers):
         raise ServerProblem("a one-token answer has no token", where=client.where, next_step="see the server's log")

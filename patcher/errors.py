@@ -115,8 +115,16 @@ class RollbackFailed(DdtreePatchError):
 
     exit_code = 8
 
-    def __init__(self, what: str, *, commands: Sequence[str] = (), last_resort: Sequence[str] = (), where: str = "",
-                 next_step: str = "", detail: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        commands: Sequence[str] = (),
+        last_resort: Sequence[str] = (),
+        where: str = "",
+        next_step: str = "",
+        detail: str = "",
+    ) -> None:
         super().__init__(what, where=where, next_step=next_step, detail=detail)
         self.last_resort = list(last_resort)
         self.commands = [*commands, *last_resort]

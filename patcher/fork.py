@@ -33,9 +33,17 @@ DEFAULT_STAGES = {
 }
 DEFAULT_OPS = ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob")
 DIFF_OPTIONS = (
-    "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index", "--unified=3",
-    "--diff-algorithm=myers", "--no-indent-heuristic", "--src-prefix=a/", "--dst-prefix=b/",
-)  # fmt: skip
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-renames",
+    "--full-index",
+    "--unified=3",
+    "--diff-algorithm=myers",
+    "--no-indent-heuristic",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,24 @@ class Commit:
 def download_wheel(package: str, version: str, directory: Path) -> Path:
     """Fetch the release's wheel with pip; raises UsageProblem with pip's words if there is none."""
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.11",
-        "--implementation", "cp", "--platform", "manylinux_2_34_x86_64", "--platform", "manylinux2014_x86_64",
-        "--dest", str(directory), f"{package}=={version}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        "3.11",
+        "--implementation",
+        "cp",
+        "--platform",
+        "manylinux_2_34_x86_64",
+        "--platform",
+        "manylinux2014_x86_64",
+        "--dest",
+        str(directory),
+        f"{package}=={version}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:

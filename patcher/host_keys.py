@@ -41,9 +41,12 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
     key: that is OpenSSH's rule.
     """
     if any(key.marker == REVOKED and key.blob == shown for key in known):
-        raise HostKeyProblem("the host shows a key that known_hosts revokes", where=target.name,
-                             next_step="do not connect: ask whoever runs the host",
-                             detail=_facts(target, shown_type, shown))
+        raise HostKeyProblem(
+            "the host shows a key that known_hosts revokes",
+            where=target.name,
+            next_step="do not connect: ask whoever runs the host",
+            detail=_facts(target, shown_type, shown),
+        )
     plain = tuple(key for key in known if not key.marker)
     if any(key.blob == shown for key in plain):
         return
@@ -57,19 +60,27 @@ def check(target: SshTarget, shown_type: str, shown: bytes, known: tuple[KnownKe
         file = next(key.file for key in plain if key.key_type == shown_type)
         forget = shlex.join(["ssh-keygen", "-R", target.known_as, "-f", str(file)])
         raise HostKeyProblem(
-            "the host key has changed: another machine may be answering in its place", where=target.name, detail=facts,
-            next_step=f"if you know why it changed: {forget} && {add}")
+            "the host key has changed: another machine may be answering in its place",
+            where=target.name,
+            detail=facts,
+            next_step=f"if you know why it changed: {forget} && {add}",
+        )
     if plain:
         have = ", ".join(sorted({key.key_type for key in plain}))
-        raise HostKeyProblem(f"known_hosts has keys of this host ({have}), but not the {shown_type} key that it shows",
-                             where=target.name, detail=facts, next_step=f"compare the fingerprint, then: {add}")
+        raise HostKeyProblem(
+            f"known_hosts has keys of this host ({have}), but not the {shown_type} key that it shows",
+            where=target.name,
+            detail=facts,
+            next_step=f"compare the fingerprint, then: {add}",
+        )
     what = "the host key is not known"
     if any(key.marker == AUTHORITY for key in known):
         what += "; known_hosts trusts a certificate authority for this host, but host certificates are not checked here"
     if target.keeps_keys_in is None:
         add = f"name a UserKnownHostsFile for {target.name} in ssh_config, where there is none that keeps a key; {add}"
-    raise HostKeyProblem(what, where=target.name, detail=facts,
-                         next_step=f"compare the fingerprint with the host's, then: {add}")
+    raise HostKeyProblem(
+        what, where=target.name, detail=facts, next_step=f"compare the fingerprint with the host's, then: {add}"
+    )
 
 
 def algorithms(known: tuple[KnownKey, ...], offered: tuple[str, ...]) -> tuple[str, ...]:
@@ -87,11 +98,15 @@ def _look_up(name: str, file: Path) -> list[KnownKey]:
     if not file.exists():
         return []
     try:
-        done = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], stdin=subprocess.DEVNULL,
-                              capture_output=True, timeout=60)
+        done = subprocess.run(
+            ["ssh-keygen", "-F", name, "-f", str(file)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        )
     except FileNotFoundError:
-        raise HostUnreachable("no ssh-keygen is installed here, so host keys cannot be checked", where=name,
-                              next_step="install the OpenSSH client (openssh-client)") from None
+        raise HostUnreachable(
+            "no ssh-keygen is installed here, so host keys cannot be checked",
+            where=name,
+            next_step="install the OpenSSH client (openssh-client)",
+        ) from None
     keys = []
     for line in done.stdout.decode(errors="replace").splitlines():
         fields = line.split()

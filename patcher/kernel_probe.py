@@ -79,8 +79,11 @@ def draw(weights, coin):
 def random_tree(rng, nodes, vocabulary):
     """A tree of at most `nodes` nodes, siblings with different tokens; the rest are pads, which no link leads to."""
     used = rng.randint(1, nodes)
-    tree = {"tokens": [rng.randrange(vocabulary) for _ in range(nodes)],
-            "next_token": [-1] * nodes, "next_sibling": [-1] * nodes}
+    tree = {
+        "tokens": [rng.randrange(vocabulary) for _ in range(nodes)],
+        "next_token": [-1] * nodes,
+        "next_sibling": [-1] * nodes,
+    }
     depth, last_child, taken = [0] * nodes, {}, {}
     for node in range(1, used):
         parent = rng.randrange(max(0, node - 4), node)
@@ -121,9 +124,13 @@ def random_request(rng, nodes, vocabulary):
             children.append(tree["tokens"][child])
             child = tree["next_sibling"][child]
         target.append(random_row(rng, vocabulary, children))
-    return {"tree": tree, "target": target, "depth": depth,
-            "coins": [rng.randint(1, DENOMINATOR) / DENOMINATOR for _ in range(nodes)],
-            "final_coin": rng.randrange(DENOMINATOR) / DENOMINATOR}
+    return {
+        "tree": tree,
+        "target": target,
+        "depth": depth,
+        "coins": [rng.randint(1, DENOMINATOR) / DENOMINATOR for _ in range(nodes)],
+        "final_coin": rng.randrange(DENOMINATOR) / DENOMINATOR,
+    }
 
 
 def random_call(rng):
@@ -140,7 +147,8 @@ def expected_arrays(requests, depth_limit):
     predicts, index, counts = [UNWRITTEN_TOKEN] * (nodes * len(requests)), [], []
     for row, request in enumerate(requests):
         accepted, emitted = reference_walk(
-            request["tree"], request["target"], request["coins"], request["final_coin"], depth_limit)
+            request["tree"], request["target"], request["coins"], request["final_coin"], depth_limit
+        )
         for node, token in zip(accepted, emitted):
             predicts[row * nodes + node] = token
         rows = [row * nodes + node for node in accepted]
@@ -169,15 +177,20 @@ def call_op(op, requests, depth_limit, device, scratch=0.0):
     index = torch.full((count, depth_limit), UNWRITTEN_INDEX, dtype=torch.int32, device=device)
     counts = torch.zeros(count, dtype=torch.int32, device=device)
     op(
-        predicts=predicts, accept_index=index, accept_token_num=counts,
+        predicts=predicts,
+        accept_index=index,
+        accept_token_num=counts,
         candidates=ints([request["tree"]["tokens"] for request in requests]),
         retrive_index=ints([[row * nodes + node for node in range(nodes)] for row in range(count)]),
         retrive_next_token=ints([request["tree"]["next_token"] for request in requests]),
         retrive_next_sibling=ints([request["tree"]["next_sibling"] for request in requests]),
         uniform_samples=floats([request["coins"] for request in requests]),
         uniform_samples_for_final_sampling=floats([request["final_coin"] for request in requests]),
-        target_probs=target, draft_probs=torch.full_like(target, scratch),
-        threshold_single=1.0, threshold_acc=1.0, deterministic=True,
+        target_probs=target,
+        draft_probs=torch.full_like(target, scratch),
+        threshold_single=1.0,
+        threshold_acc=1.0,
+        deterministic=True,
     )
     return predicts.tolist(), index.tolist(), counts.tolist()
 
@@ -193,8 +206,12 @@ def compare_trees(op, trees, seed, device):
             wrong += 1
             if first is None:
                 names = ("predicts", "accept_index", "accept_token_num")
-                first = {"after": done, "nodes": len(requests[0]["coins"]), "vocabulary": len(requests[0]["target"][0]),
-                         **{name: {"expected": e, "found": f} for name, e, f in zip(names, expected, found) if e != f}}
+                first = {
+                    "after": done,
+                    "nodes": len(requests[0]["coins"]),
+                    "vocabulary": len(requests[0]["target"][0]),
+                    **{name: {"expected": e, "found": f} for name, e, f in zip(names, expected, found) if e != f},
+                }
     return {"trees": done, "wrong": wrong, "first_wrong": first}
 
 
@@ -230,8 +247,10 @@ def check_renorm(top_k, top_p, device):
     k = top_k(row, torch.tensor([2], dtype=torch.int32, device=device)).tolist()[0]
     p = top_p(row, torch.tensor([0.7], dtype=torch.float32, device=device)).tolist()[0]
     expected = [2 / 3, 1 / 3, 0.0, 0.0]
-    return {"top_k": max(abs(a - b) for a, b in zip(k, expected)) < 1e-6,
-            "top_p": max(abs(a - b) for a, b in zip(p, expected)) < 1e-6}
+    return {
+        "top_k": max(abs(a - b) for a, b in zip(k, expected)) < 1e-6,
+        "top_p": max(abs(a - b) for a, b in zip(p, expected)) < 1e-6,
+    }
 
 
 # ---- the environment ---------------------------------------------------------------------------------------
@@ -286,14 +305,17 @@ def probe(request, tell=lambda known: None):
         ops[role], problem = attempt(lambda module=module, name=name: load(module, name))
         if problem:
             problems[role] = problem
-    report["imports"] = {role: {"path": f"{module}.{name}", "problem": problems.get(role)}
-                         for role, module, name in request["ops"]}
+    report["imports"] = {
+        role: {"path": f"{module}.{name}", "problem": problems.get(role)} for role, module, name in request["ops"]
+    }
     report["sglang_available"], report["sglang_problem"] = attempt(
-        lambda: bool(load("sglang.srt.speculative.dflash_utils", "is_dflash_sampling_verify_available")()))
+        lambda: bool(load("sglang.srt.speculative.dflash_utils", "is_dflash_sampling_verify_available")())
+    )
     report.update({"trees": None, "traps": None, "renorm": None, "problem": None})
     if report["gpus"] and ops.get("verify"):
         report["trees"], report["problem"] = attempt(
-            lambda: compare_trees(ops["verify"], request["trees"], request["seed"], "cuda"))
+            lambda: compare_trees(ops["verify"], request["trees"], request["seed"], "cuda")
+        )
         if report["problem"] is None:
             report["traps"], report["problem"] = attempt(lambda: probe_traps(ops["verify"], "cuda"))
     if report["gpus"] and ops.get("top_k") and ops.get("top_p"):
@@ -307,6 +329,7 @@ def main():
     answer = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answer, "w") as out:
+
         def tell(known):
             out.write(json.dumps(known) + "\n")
             out.flush()

@@ -18,30 +18,44 @@ SEED = 20
 VERIFY = "tree_speculative_sampling_target_only"
 # Role -> (module, name), by the first release that has it there.
 OP_TABLE: tuple[tuple[tuple[int, ...], dict[str, tuple[str, str]]], ...] = (
-    ((0, 5, 11), {
-        "verify": ("sgl_kernel", VERIFY),
-        "top_k": ("sgl_kernel", "top_k_renorm_prob"),
-        "top_p": ("sgl_kernel", "top_p_renorm_prob"),
-    }),
-    ((0, 5, 21), {
-        "verify": ("sglang.kernels.ops.speculative.sampling", VERIFY),
-        "top_k": ("flashinfer.sampling", "top_k_renorm_probs"),
-        "top_p": ("flashinfer.sampling", "top_p_renorm_probs"),
-    }),
-    ((0, 5, 23), {
-        "verify": ("sglang.kernels.ops.speculative.verify_sampling", VERIFY),
-        "top_k": ("sglang.kernels.ops.sampling.renorm", "top_k_renorm_prob"),
-        "top_p": ("sglang.kernels.ops.sampling.renorm", "top_p_renorm_prob"),
-    }),
+    (
+        (0, 5, 11),
+        {
+            "verify": ("sgl_kernel", VERIFY),
+            "top_k": ("sgl_kernel", "top_k_renorm_prob"),
+            "top_p": ("sgl_kernel", "top_p_renorm_prob"),
+        },
+    ),
+    (
+        (0, 5, 21),
+        {
+            "verify": ("sglang.kernels.ops.speculative.sampling", VERIFY),
+            "top_k": ("flashinfer.sampling", "top_k_renorm_probs"),
+            "top_p": ("flashinfer.sampling", "top_p_renorm_probs"),
+        },
+    ),
+    (
+        (0, 5, 23),
+        {
+            "verify": ("sglang.kernels.ops.speculative.verify_sampling", VERIFY),
+            "top_k": ("sglang.kernels.ops.sampling.renorm", "top_k_renorm_prob"),
+            "top_p": ("sglang.kernels.ops.sampling.renorm", "top_p_renorm_prob"),
+        },
+    ),
 )
 
 _TEXT = (str, None)
 _VERSIONS = {"versions": each(str), "cuda": _TEXT, "driver": _TEXT, "gpus": [str]}
 _REPORT = {
-    **_VERSIONS, "imports": {"verify": {"path": str, "problem": _TEXT}}, "renorm": (None, each(bool)),
+    **_VERSIONS,
+    "imports": {"verify": {"path": str, "problem": _TEXT}},
+    "renorm": (None, each(bool)),
     "trees": (None, {"trees": COUNT, "wrong": COUNT, "first_wrong": (None, each(ANY))}),
-    "traps": (None, each({"as_known": bool, "found": ANY})), "sglang_available": (None, bool), "sglang_problem": _TEXT,
-    "torch_problem": _TEXT, "problem": _TEXT,
+    "traps": (None, each({"as_known": bool, "found": ANY})),
+    "sglang_available": (None, bool),
+    "sglang_problem": _TEXT,
+    "torch_problem": _TEXT,
+    "problem": _TEXT,
 }
 
 # What T > 0 does without the op.
@@ -60,15 +74,21 @@ def ops_of(version: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def kernel_report(ask: Callable[..., dict[str, Any]], *, version: str, trees: int = 1000,
-                  where: str = "") -> KernelReport:
+def kernel_report(
+    ask: Callable[..., dict[str, Any]], *, version: str, trees: int = 1000, where: str = ""
+) -> KernelReport:
     """Probe the host: `ask` is Target.ask, `version` the SGLang there, `trees` how many random trees to try.
 
     Raises KernelProblem when the probe itself ends badly (killed, out of time, no output).
     """
     request = {"ops": [[role, *path] for role, path in ops_of(version).items()], "trees": trees, "seed": SEED}
-    reply = ask("run_python", source=PROBE.read_text(encoding="utf-8"), argv=[json.dumps(request)], env={},
-                timeout=PROBE_TIMEOUT_S)
+    reply = ask(
+        "run_python",
+        source=PROBE.read_text(encoding="utf-8"),
+        argv=[json.dumps(request)],
+        env={},
+        timeout=PROBE_TIMEOUT_S,
+    )
     known: Any = {}
     try:
         for line in reply["stdout"].splitlines():
@@ -79,13 +99,16 @@ def kernel_report(ask: Callable[..., dict[str, Any]], *, version: str, trees: in
         return KernelReport(**{name: known[name] for name in _REPORT}, where=where)
     except (ValueError, RecursionError) as error:
         known = known if isinstance(known, dict) else {}
-        known = {name: known[name] for name, shape in _VERSIONS.items()
-                 if name in known and not problem(known[name], shape)}
+        known = {
+            name: known[name] for name, shape in _VERSIONS.items() if name in known and not problem(known[name], shape)
+        }
         installed = _installed(known.get("versions", {}), known.get("cuda"), known.get("driver"), known.get("gpus", ()))
         raise KernelProblem(
-            f"the kernel probe ended with exit code {reply['rc']} and no report", where=where,
+            f"the kernel probe ended with exit code {reply['rc']} and no report",
+            where=where,
             next_step="a crash inside the kernel: check that torch, sglang-kernel and driver belong together",
-            detail="\n".join([*_lines(installed), reply["stderr"][-4000:]])) from error
+            detail="\n".join([*_lines(installed), reply["stderr"][-4000:]]),
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -132,10 +155,13 @@ class KernelReport:
         if self.problem:
             return f"the call raises: {self.problem}"
         if self.trees and self.trees["wrong"]:
-            parts = ", ".join(key for key in ("predicts", "accept_index", "accept_token_num")
-                              if key in self.trees["first_wrong"])
-            return (f"{self.imports['verify']['path']} differs from the reference walk in {parts} "
-                    f"({self.trees['wrong']} of the calls, {self.trees['trees']} trees)")
+            parts = ", ".join(
+                key for key in ("predicts", "accept_index", "accept_token_num") if key in self.trees["first_wrong"]
+            )
+            return (
+                f"{self.imports['verify']['path']} differs from the reference walk in {parts} "
+                f"({self.trees['wrong']} of the calls, {self.trees['trees']} trees)"
+            )
         bad = [name for name, right in (self.renorm or {}).items() if not right]
         return f"renormalisation is wrong: {', '.join(bad)}" if bad else ""
 
@@ -158,8 +184,9 @@ class KernelReport:
         if self.wrong:
             raise self._error(self.wrong, "install the sglang-kernel that belongs to this SGLang, torch and CUDA")
         if self.missing and require:
-            raise self._error(f"{self.missing}; {told}",
-                              "install the kernel, or accept that: kernels.require = false in hosts.toml")
+            raise self._error(
+                f"{self.missing}; {told}", "install the kernel, or accept that: kernels.require = false in hosts.toml"
+            )
         warnings = [f"{self.missing}; {told}"] if self.missing else []
         if not self.missing and self.sglang_available is False:
             warnings.append(f"SGLang itself says that the kernel is not available, although it works here; {told}")
@@ -182,12 +209,18 @@ class KernelReport:
         return {**self.installed(), "sampling kernel": found, "is_dflash_sampling_verify_available": available}
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "usable": self.usable, "missing": self.missing, "wrong": self.wrong,
-                "surprises": self.surprises}
+        return {
+            **asdict(self),
+            "usable": self.usable,
+            "missing": self.missing,
+            "wrong": self.wrong,
+            "surprises": self.surprises,
+        }
 
 
-def _installed(versions: Mapping[str, str], cuda: str | None, driver: str | None,
-               gpus: Sequence[str]) -> dict[str, str]:
+def _installed(
+    versions: Mapping[str, str], cuda: str | None, driver: str | None, gpus: Sequence[str]
+) -> dict[str, str]:
     return {**versions, "CUDA": cuda or "none", "driver": driver or "none", "GPU": ", ".join(gpus) or "none"}
 
 

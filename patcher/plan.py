@@ -211,9 +211,12 @@ def refuse_moving_files(inspection: Inspection) -> None:
     """What was read while someone changes it is neither old nor new, and no drift. Raises Locked."""
     holder = inspection["lock"]
     if holder:
-        raise Locked(f"{holder['who'] or 'someone'} holds the lock since {local_time(holder['since'])} and is changing "
-                     f"these files (process {holder['pid']})", where=holder["host"],
-                     next_step="wait until that ends, then run the command again")
+        raise Locked(
+            f"{holder['who'] or 'someone'} holds the lock since {local_time(holder['since'])} and is changing "
+            f"these files (process {holder['pid']})",
+            where=holder["host"],
+            next_step="wait until that ends, then run the command again",
+        )
 
 
 def drift(files: list[Difference], package: str, version: str) -> Drift:
@@ -223,7 +226,7 @@ def drift(files: list[Difference], package: str, version: str) -> Drift:
         f"{count} of {package} {version} {verb} in no known state: {files[0]}",
         where=", ".join(f"{file.path}:{file.line}" if file.line else file.path for file in files),
         next_step="nothing was written; take the edits out, or reinstall the package: "
-                  f"pip install --force-reinstall --no-deps {package}=={version}",
+        f"pip install --force-reinstall --no-deps {package}=={version}",
         detail="\n".join(map(str, files)),
     )
 

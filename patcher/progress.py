@@ -37,8 +37,11 @@ class Progress:
 
         def tell(text: str) -> None:
             if self._cancelled.is_set():
-                raise Interrupted(f"stopped before its next step ({text})", where=name,
-                                  next_step="ddtree-patch status says where the host stands")
+                raise Interrupted(
+                    f"stopped before its next step ({text})",
+                    where=name,
+                    next_step="ddtree-patch status says where the host stands",
+                )
             with self._lock:
                 kind, now = re.sub(r"\d+", "", text), self._clock()
                 last, printed = self._last.get(name, ("", 0.0))

@@ -72,7 +72,10 @@ def wait_ready(
         warmed[path] = round(now() - begun, 1)
     server = watch.look()  # the answers have to be this process's own, the last one too
     return ReadyReport(
-        pid=server["pid"], start_time=server["start_time"], seconds=round(now() - watch.begun, 1), warmed=warmed,
+        pid=server["pid"],
+        start_time=server["start_time"],
+        seconds=round(now() - watch.begun, 1),
+        warmed=warmed,
         listener_verified=server["listener"]["owner"] == "server",
     )
 
@@ -80,8 +83,16 @@ def wait_ready(
 class _Watch:
     """The new process, looked at again and again while something else is waited for."""
 
-    def __init__(self, service: Service, started_after: float, deadline_s: float, log_marker: Mapping[str, Any] | None,
-                 progress: Callable[[str], None], now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        started_after: float,
+        deadline_s: float,
+        log_marker: Mapping[str, Any] | None,
+        progress: Callable[[str], None],
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
         self.service = service
         self.started_after = started_after - CLOCK_SLACK_S
         self.deadline_s = deadline_s
@@ -102,8 +113,10 @@ class _Watch:
     def pause(self, waiting_for: str, *, since: float | None = None, done: threading.Event | None = None) -> None:
         """One round of waiting, cut short by `done`. Raises NotReady at the deadline."""
         if self.left <= 0:
-            raise self.failed(f"the deadline of {self.deadline_s:g} s is over; still {waiting_for}",
-                              "see the log; for a server that needs longer, raise ready.deadline")
+            raise self.failed(
+                f"the deadline of {self.deadline_s:g} s is over; still {waiting_for}",
+                "see the log; for a server that needs longer, raise ready.deadline",
+            )
         self.progress(f"{waiting_for}, {self.now() - (self.begun if since is None else since):.0f} s so far")
         # More often towards the deadline, so that a server that makes it by a second is seen to.
         (done.wait if done else self.sleep)(max(0.1, min(POLL_S, self.left / 2)))
@@ -116,8 +129,10 @@ class _Watch:
         if self.process is not None:
             if server is None or (server["pid"], server["ticks"]) != self.process:
                 why = self.service.failure()
-                raise self.failed(f"the new server process {self.process[0]} died" + (f": {why}" if why else ""),
-                                  "see the last lines of its log below")
+                raise self.failed(
+                    f"the new server process {self.process[0]} died" + (f": {why}" if why else ""),
+                    "see the last lines of its log below",
+                )
         elif fresh:
             self.process = (server["pid"], server["ticks"])
         elif server is None and (why := self.service.failure()):
@@ -147,11 +162,13 @@ class _Watch:
             new = "".join(f"; started meanwhile: {line}" for line in self.service.started_since(self.started_after))
             raise self.failed(
                 f"the port is held by process {other['pid']} {age}, so the new server took another one or waits for it",
-                f"end process {other['pid']} ({' '.join(redacted(other['argv']))[:120]}) by hand, then restart{new}")
+                f"end process {other['pid']} ({' '.join(redacted(other['argv']))[:120]}) by hand, then restart{new}",
+            )
 
     def failed(self, what: str, next_step: str) -> NotReady:
-        return NotReady(what, where=self.service.host.name, next_step=next_step,
-                        detail=self.service.last_log(self.log_marker))
+        return NotReady(
+            what, where=self.service.host.name, next_step=next_step, detail=self.service.last_log(self.log_marker)
+        )
 
 
 def _wait_for_health(watch: _Watch, client: SglangClient) -> None:
@@ -170,8 +187,9 @@ def _warm(watch: _Watch, client: SglangClient, path: str, prompt: Prompt) -> Non
     while True:
         request = _Request(client, prompt, SAMPLING_PATHS[path], watch.left)
         while not request.done.is_set():
-            watch.pause(f"waiting for first {name} request: kernels may compile for minutes", since=begun,
-                        done=request.done)
+            watch.pause(
+                f"waiting for first {name} request: kernels may compile for minutes", since=begun, done=request.done
+            )
             watch.look()
         if request.problem is None:
             return
@@ -192,8 +210,10 @@ class _Request:
     def __init__(self, client: SglangClient, prompt: Prompt, sampling: Mapping[str, Any], timeout: float) -> None:
         self.done = threading.Event()
         self.problem: Exception | None = None
-        payload = {**prompt.payload(),
-                   "sampling_params": {"temperature": 1.0, "max_new_tokens": WARM_TOKENS, **sampling}}
+        payload = {
+            **prompt.payload(),
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": WARM_TOKENS, **sampling},
+        }
         threading.Thread(target=self._send, args=(client, payload, max(1.0, timeout)), daemon=True).start()
 
     def _send(self, client: SglangClient, payload: Mapping[str, Any], timeout: float) -> None:

@@ -17,8 +17,9 @@ from patcher import errors, replies
 from patcher.connection import Completed, Connection
 from patcher.shapes import problem
 
-BOOTSTRAP = ('import sys,zlib;'
-             'exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))')
+BOOTSTRAP = (
+    'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))'
+)
 LOADER = """
 import importlib.abc, importlib.util, sys
 
@@ -44,8 +45,14 @@ main()
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
 
 
-def call_agent(connection: Connection, python: str, request: dict[str, Any], *, timeout: float | None = 600,
-               on_stderr: Callable[[bytes], None] | None = None) -> dict[str, Any]:
+def call_agent(
+    connection: Connection,
+    python: str,
+    request: dict[str, Any],
+    *,
+    timeout: float | None = 600,
+    on_stderr: Callable[[bytes], None] | None = None,
+) -> dict[str, Any]:
     """Run one operation of the agent on the host and return its reply.
 
     python: the interpreter that runs it; for everything but `processes` and trees that is the environment's own.
@@ -58,8 +65,9 @@ def call_agent(connection: Connection, python: str, request: dict[str, Any], *, 
     nonce = secrets.token_hex(16)
     source = _source()
     sent = json.dumps({"who": _who(), **request, "nonce": nonce}).encode()
-    done = connection.run([python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout,
-                          on_stderr=on_stderr)
+    done = connection.run(
+        [python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout, on_stderr=on_stderr
+    )
     frame = _unframe(done.stdout, nonce)
     if frame is None:
         raise _no_reply(connection, python, done)
@@ -89,7 +97,7 @@ def _unframe(stdout: bytes, nonce: str) -> bytes | None:
     match = re.search(rb"<<ddtree-agent %s (\d{1,18})>>\n" % nonce.encode(), stdout)
     if match is None:
         return None
-    data = stdout[match.end():match.end() + int(match[1])]
+    data = stdout[match.end() : match.end() + int(match[1])]
     return data if len(data) == int(match[1]) else None
 
 
@@ -119,12 +127,23 @@ def _as_error(error: Any, host: str) -> errors.DdtreePatchError:
 def _no_reply(connection: Connection, python: str, done: Completed) -> errors.DdtreePatchError:
     said = b"\n".join((done.stdout[-2000:], done.stderr[-4000:])).decode(errors="replace").strip()
     if done.rc in (126, 127):
-        return errors.NoInstallation(f"there is no interpreter {python}", where=connection.name, detail=said,
-                                     next_step="give the environment that serves, the folder above bin/python3: --venv")
+        return errors.NoInstallation(
+            f"there is no interpreter {python}",
+            where=connection.name,
+            detail=said,
+            next_step="give the environment that serves, the folder above bin/python3: --venv",
+        )
     if "too old for the agent" in said or "unknown option: -i" in said.lower():
-        return errors.NoInstallation(f"{python} is no CPython 3.9 or later", where=connection.name, detail=said,
-                                     next_step="give the environment that serves, the folder above bin/python3: --venv")
+        return errors.NoInstallation(
+            f"{python} is no CPython 3.9 or later",
+            where=connection.name,
+            detail=said,
+            next_step="give the environment that serves, the folder above bin/python3: --venv",
+        )
     return errors.HostUnreachable(
-        f"the agent ended without an answer (exit status {done.rc})", where=connection.name, detail=said,
+        f"the agent ended without an answer (exit status {done.rc})",
+        where=connection.name,
+        detail=said,
         next_step="run the command again: it says where the host stands, and finishes or undoes; if this comes again, "
-                  "see that the login's start-up files (.bashrc) neither end the shell nor read its input")
+        "see that the login's start-up files (.bashrc) neither end the shell nor read its input",
+    )

@@ -17,22 +17,60 @@ from patcher.shapes import ANY, BASE64, COUNT, SHA256, TIME, each, problem
 _TEXT = (str, None)
 ERROR = {"kind": str, "what": str, "where": str, "next": str}
 _TOLD = {"before": (SHA256, None), "after": (SHA256, None)}
-_RECEIPT = {"series": str, "package": str, "version": str, "stage": str, "identity": str, "by": str,
-            "files": each(_TOLD), "host": {"commit_time": TIME}}
+_RECEIPT = {
+    "series": str,
+    "package": str,
+    "version": str,
+    "stage": str,
+    "identity": str,
+    "by": str,
+    "files": each(_TOLD),
+    "host": {"commit_time": TIME},
+}
 _HOLDER = {"pid": COUNT, "who": str, "host": str, "since": TIME}
-_FILE = {"sha256": (SHA256, None), "record_sha256": _TEXT, "size": (COUNT, None), "link": _TEXT, "links": (COUNT, None),
-         "data": (BASE64, None), "before_data": (BASE64, None)}
-_PROCESS = {"pid": COUNT, "argv": [str], "exe": _TEXT, "python": _TEXT, "prefix": _TEXT, "real_prefix": _TEXT,
-            "listening": [COUNT], "sglang_root": _TEXT, "pycache_prefix": _TEXT, "start_time": TIME,
-            "keeper": (None, {"kind": str, "name": str})}
+_FILE = {
+    "sha256": (SHA256, None),
+    "record_sha256": _TEXT,
+    "size": (COUNT, None),
+    "link": _TEXT,
+    "links": (COUNT, None),
+    "data": (BASE64, None),
+    "before_data": (BASE64, None),
+}
+_PROCESS = {
+    "pid": COUNT,
+    "argv": [str],
+    "exe": _TEXT,
+    "python": _TEXT,
+    "prefix": _TEXT,
+    "real_prefix": _TEXT,
+    "listening": [COUNT],
+    "sglang_root": _TEXT,
+    "pycache_prefix": _TEXT,
+    "start_time": TIME,
+    "keeper": (None, {"kind": str, "name": str}),
+}
 _INTERPRETER = {"executable": str, "version": str, "prefix": str, "real_prefix": str}
 _REPLIES = {
     "processes": {"processes": [_PROCESS], "missing": [{"port": COUNT, "python": str}]},
     "inspect": {
-        "root": str, "version": str, "editable": bool, "state_dir": str, "package_dir": str, "files": each(_FILE),
-        "interpreter": (None, _INTERPRETER), "receipt": (None, _RECEIPT), "receipt_state": str, "journal": bool,
-        "lock": (None, _HOLDER), "missing_backups": [str], "free_bytes": COUNT, "recovered": str, "left": [str],
-        "exposed": [str], "writable": (None, {"path": str, "mount": str, "reason": str}),
+        "root": str,
+        "version": str,
+        "editable": bool,
+        "state_dir": str,
+        "package_dir": str,
+        "files": each(_FILE),
+        "interpreter": (None, _INTERPRETER),
+        "receipt": (None, _RECEIPT),
+        "receipt_state": str,
+        "journal": bool,
+        "lock": (None, _HOLDER),
+        "missing_backups": [str],
+        "free_bytes": COUNT,
+        "recovered": str,
+        "left": [str],
+        "exposed": [str],
+        "writable": (None, {"path": str, "mount": str, "reason": str}),
     },
     "commit": {"commit_time": TIME, "record": str, "read_back": each((SHA256, None))},
     "history": {"lines": [{"event": str, "time": TIME, "who": str}]},
@@ -57,9 +95,12 @@ def check(request: Mapping[str, Any], reply: Mapping[str, Any], host: str) -> Ma
 
 
 def bad_answer(why: str, host: str) -> BadAnswer:
-    return BadAnswer(f"the host's answer is none of this tool's agent {why}", where=host,
-                     next_step="something else answers there, or changes the answers: look at that host before it is "
-                               "trusted with anything")
+    return BadAnswer(
+        f"the host's answer is none of this tool's agent {why}",
+        where=host,
+        next_step="something else answers there, or changes the answers: look at that host before it is "
+        "trusted with anything",
+    )
 
 
 def _about_files(request: Mapping[str, Any], reply: Mapping[str, Any]) -> str:

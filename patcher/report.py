@@ -43,10 +43,21 @@ def error_to_json(error: DdtreePatchError, command: str) -> str:
 def print_outcome(outcome: Outcome, console: Console) -> None:
     """The result for a reader: per host its summary, findings and what was not done. Failures: see print_error."""
     if "series" in outcome.data:
-        _print_rows(console, ("series", "package", "versions", "stages", "patches", "files"), [
-            (s["name"], s["package"], ", ".join(s["versions"]), ", ".join(stage["name"] for stage in s["stages"]),
-             len(s["patches"]), len(s["files"])) for s in outcome.data["series"]
-        ])
+        _print_rows(
+            console,
+            ("series", "package", "versions", "stages", "patches", "files"),
+            [
+                (
+                    s["name"],
+                    s["package"],
+                    ", ".join(s["versions"]),
+                    ", ".join(stage["name"] for stage in s["stages"]),
+                    len(s["patches"]),
+                    len(s["files"]),
+                )
+                for s in outcome.data["series"]
+            ],
+        )
     for host in outcome.hosts:
         _print_host(host, console, many=len(outcome.hosts) > 1)
 
@@ -74,18 +85,32 @@ def to_junit(outcome: Outcome) -> bytes:
     root = ET.Element("testsuites", name=f"ddtree-patch {outcome.command}")
     for host in outcome.hosts:
         cases = host.data.get("checks") or [
-            {"name": s.name, "passed": s.state != FAILED, "skipped": s.state == SKIPPED, "detail": s.detail,
-             "seconds": s.seconds} for s in host.steps
+            {
+                "name": s.name,
+                "passed": s.state != FAILED,
+                "skipped": s.state == SKIPPED,
+                "detail": s.detail,
+                "seconds": s.seconds,
+            }
+            for s in host.steps
         ]
         failed = sum(not case["passed"] for case in cases)
         broke = host.error is not None and not failed
         skipped = sum(bool(case.get("skipped")) for case in cases)
         label = _xml_safe(f"{outcome.command}.{host.host}")
-        suite = ET.SubElement(root, "testsuite", name=_xml_safe(host.host), tests=str(len(cases) + broke),
-                              failures=str(failed), errors=str(int(broke)), skipped=str(skipped))
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=_xml_safe(host.host),
+            tests=str(len(cases) + broke),
+            failures=str(failed),
+            errors=str(int(broke)),
+            skipped=str(skipped),
+        )
         for case in cases:
-            element = ET.SubElement(suite, "testcase", classname=label, name=_xml_safe(case["name"]),
-                                    time=f"{case.get('seconds', 0.0):.3f}")
+            element = ET.SubElement(
+                suite, "testcase", classname=label, name=_xml_safe(case["name"]), time=f"{case.get('seconds', 0.0):.3f}"
+            )
             if case.get("skipped"):
                 ET.SubElement(element, "skipped", message=_xml_safe(case["detail"]))
             elif not case["passed"]:
@@ -106,26 +131,30 @@ def _print_host(host: HostResult, console: Console, many: bool) -> None:
         _print_raw(data["diff"], console)
         return
     if data.get("plan"):
-        _print_rows(console, ("file", "action", "before", "after"), [
-            (a["path"], a["kind"], _short(a["before"]), _short(a["after"])) for a in data["plan"]["actions"]
-        ])
+        _print_rows(
+            console,
+            ("file", "action", "before", "after"),
+            [(a["path"], a["kind"], _short(a["before"]), _short(a["after"])) for a in data["plan"]["actions"]],
+        )
     if data.get("files"):
-        _print_rows(console, ("file", "state", "sha256"), [
-            (f["path"], f["state"], _short(f["sha256"])) for f in data["files"]
-        ])
+        _print_rows(
+            console, ("file", "state", "sha256"), [(f["path"], f["state"], _short(f["sha256"])) for f in data["files"]]
+        )
     if data.get("temperatures"):
         _print_mappings(console, data["temperatures"])
     if data.get("checks"):
-        _print_rows(console, ("check", "", "detail"), [
-            (c["name"], _verdict(c), c["detail"]) for c in data["checks"]
-        ])
+        _print_rows(console, ("check", "", "detail"), [(c["name"], _verdict(c), c["detail"]) for c in data["checks"]])
     if data.get("lines"):
         _print_mappings(console, data["lines"])
     if host.steps:
-        _print_rows(console, None, [
-            (step.name, plain_text(step.state, _STYLES[step.state], console), f"{step.seconds:.1f} s", step.detail)
-            for step in host.steps
-        ])
+        _print_rows(
+            console,
+            None,
+            [
+                (step.name, plain_text(step.state, _STYLES[step.state], console), f"{step.seconds:.1f} s", step.detail)
+                for step in host.steps
+            ],
+        )
     if host.summary:
         console.print(plain_text(host.summary, "bold" if host.ok else "bold red", console))
     for line in host.not_done:
@@ -138,8 +167,11 @@ def _print_raw(diff: str, console: Console) -> None:
     On a terminal control characters are made visible: the old lines are the host's.
     """
     if console.is_terminal:
-        console.print(plain_text(diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), "",
-                                 console), soft_wrap=True, end="")
+        console.print(
+            plain_text(diff.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), "", console),
+            soft_wrap=True,
+            end="",
+        )
         return
     data = diff.encode("utf-8", "surrogateescape")
     console.file.flush()
@@ -158,8 +190,13 @@ def _print_mappings(console: Console, rows: Sequence[Mapping[str, Any]]) -> None
 
 
 def _print_rows(console: Console, header: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> None:
-    table = Table(box=None, show_header=header is not None, header_style="bold" if console.is_terminal else "",
-                  pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        box=None,
+        show_header=header is not None,
+        header_style="bold" if console.is_terminal else "",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     rows = list(rows)
     for name in header or [""] * max((len(row) for row in rows), default=0):
         table.add_column(name, overflow="fold")

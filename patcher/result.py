@@ -107,16 +107,21 @@ class Outcome:
                 return error
         if self.stopped:
             ended = sum(host.error is None or host.error.exit_code != Interrupted.exit_code for host in self.hosts)
-            return Interrupted(f"stopped by the operator; {ended} of {len(self.hosts)} hosts had come to their end",
-                               where=self.command,
-                               next_step="see each host's own result; ddtree-patch status says where a host stands")
+            return Interrupted(
+                f"stopped by the operator; {ended} of {len(self.hosts)} hosts had come to their end",
+                where=self.command,
+                next_step="see each host's own result; ddtree-patch status says where a host stands",
+            )
         if not errors:
             return None
         if len(errors) == len(self.hosts) and len({error.exit_code for error in errors}) == 1:
             return errors[0]
         left = [host.host for host in self.hosts if isinstance(host.error, NotTouched)]
-        failed = [f"{host.host} (exit code {host.error.exit_code})" for host in self.hosts
-                  if host.error and not isinstance(host.error, NotTouched)]
+        failed = [
+            f"{host.host} (exit code {host.error.exit_code})"
+            for host in self.hosts
+            if host.error and not isinstance(host.error, NotTouched)
+        ]
         return MixedOutcome(
             f"{len(failed)} of {len(self.hosts)} hosts failed: {', '.join(failed)}"
             + (f"; not touched: {', '.join(left)}" if left else ""),

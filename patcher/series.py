@@ -35,8 +35,20 @@ def load_series(directory: Path) -> Series:
     """Read and check one series.  Raises SeriesProblem, which names the file and what is wrong with it."""
     where = str(directory / SETTINGS)
     table = read_settings(directory)
-    _keys(table, {"name": str, "package": str, "versions": list, "ops": list, "stages": list, "patches": list,
-                  "files": dict, "lines_sha256": str}, where)  # fmt: skip
+    _keys(
+        table,
+        {
+            "name": str,
+            "package": str,
+            "versions": list,
+            "ops": list,
+            "stages": list,
+            "patches": list,
+            "files": dict,
+            "lines_sha256": str,
+        },
+        where,
+    )
     if not table["package"].isidentifier():
         raise _problem(f"{table['package']!r} is no name of a package", where)
     stages = tuple(_stage(entry, where) for entry in table["stages"])

@@ -21,19 +21,33 @@ from patcher.smoke_result import Check, Measured, SmokeResult, TemperatureRow
 from patcher.suite import SAMPLING_PATHS, Prompt, Suite
 
 CHECKS = (
-    "answers", "greedy_repeatable", "greedy_as_before", "prompts_differ", "top_k_1_is_greedy",
-    "top_p_0_is_greedy", "min_p_1_is_greedy", "sampling_paths",
-    "diverse", "acceptance", "throughput", "no_greedy_fallback_logged", "healthy_after", "new_process",
+    "answers",
+    "greedy_repeatable",
+    "greedy_as_before",
+    "prompts_differ",
+    "top_k_1_is_greedy",
+    "top_p_0_is_greedy",
+    "min_p_1_is_greedy",
+    "sampling_paths",
+    "diverse",
+    "acceptance",
+    "throughput",
+    "no_greedy_fallback_logged",
+    "healthy_after",
+    "new_process",
     "patch_identity",
 )
 # Each parameter at the value that leaves the likeliest token alone, at any temperature.
 NARROWEST = {
-    "top_k_1_is_greedy": {"top_k": 1}, "top_p_0_is_greedy": {"top_p": 1e-3}, "min_p_1_is_greedy": {"min_p": 1.0},
+    "top_k_1_is_greedy": {"top_k": 1},
+    "top_p_0_is_greedy": {"top_p": 1e-3},
+    "min_p_1_is_greedy": {"min_p": 1.0},
 }
 
 
-def record_baseline(client: SglangClient, suite: Suite,
-                    progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def record_baseline(
+    client: SglangClient, suite: Suite, progress: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """The greedy outputs of a suite's prompts, to be compared with after the patch. Raises ServerProblem."""
     outputs = {}
     for prompt in suite.prompts:
@@ -62,8 +76,11 @@ def run_suite(
     """
     run = _Run(client, suite, progress)
     before = service.live() if service else None
-    for stage in (lambda: run.greedy(baseline), run.sampling_paths,
-                  *(lambda t=t: run.sampled(t) for t in suite.temperatures[1:])):
+    for stage in (
+        lambda: run.greedy(baseline),
+        run.sampling_paths,
+        *(lambda t=t: run.sampled(t) for t in suite.temperatures[1:]),
+    ):
         if run.broken:
             break
         stage()
@@ -84,7 +101,10 @@ def _ask(client: SglangClient, suite: Suite, prompt: Prompt, sampling: Mapping[s
     if answer.finish not in ("length", "stop") or answer.tokens == 0:
         raise ServerBroke(
             f"prompt {prompt.name} at {sampling} did not finish: {answer.meta.get('finish_reason')}, "
-            f"{answer.tokens} tokens", where=client.where, next_step="see the server's log")
+            f"{answer.tokens} tokens",
+            where=client.where,
+            next_step="see the server's log",
+        )
     return answer
 
 
@@ -133,8 +153,14 @@ class _Run:
             self.greedy_first = answers[0]
             outputs = {prompt.name: answer.output for prompt, answer in zip(prompts, answers, strict=True)}
             distinct = len(set(outputs.values()))
-            self.add(Check("prompts_differ", distinct == len(prompts),
-                           f"{distinct} different outputs for {len(prompts)} prompts", {"distinct": distinct}))
+            self.add(
+                Check(
+                    "prompts_differ",
+                    distinct == len(prompts),
+                    f"{distinct} different outputs for {len(prompts)} prompts",
+                    {"distinct": distinct},
+                )
+            )
             again = {prompt.name: self.ask(prompt, temperature=0.0).output for prompt in prompts}
             self.compare("greedy_repeatable", outputs, again)
             first = prompts[0]
@@ -162,9 +188,14 @@ class _Run:
                 if parted:
                     differing[prompt.name] = parted
         detail = "; ".join(f"{key}: {parted}" for key, parted in differing.items())
-        self.add(Check(name, all(parted.near_tie for parted in differing.values()),
-                       detail or f"{len(expected)} of {len(expected)} outputs equal",
-                       {"compared": len(expected), "differing": {key: p.index for key, p in differing.items()}}))
+        self.add(
+            Check(
+                name,
+                all(parted.near_tie for parted in differing.values()),
+                detail or f"{len(expected)} of {len(expected)} outputs equal",
+                {"compared": len(expected), "differing": {key: p.index for key, p in differing.items()}},
+            )
+        )
 
     def sampling_paths(self) -> None:
         with self.phase("trying each sampling path"):
@@ -180,8 +211,10 @@ class _Run:
             self.single[temperature] = Measured(answers, time.monotonic() - begun)
             begun = time.monotonic()
             with ThreadPoolExecutor(self.suite.concurrency) as pool:
-                asked = [pool.submit(_ask, self.client, self.suite, prompts[0], {"temperature": temperature})
-                         for _ in range(self.suite.samples)]
+                asked = [
+                    pool.submit(_ask, self.client, self.suite, prompts[0], {"temperature": temperature})
+                    for _ in range(self.suite.samples)
+                ]
                 answers = [answer.result() for answer in asked]
             self.requests += len(answers)
             self.batch[temperature] = Measured(answers, time.monotonic() - begun)
@@ -203,8 +236,11 @@ class _Run:
             self.add(Check("healthy_after", False, problem.what))
             return
         if not self.broken:
-            self.add(smoke_checks.acceptance(self.rows(), info.get("speculative_algorithm") or None,
-                                             self.suite.min_acceptance_ratio))
+            self.add(
+                smoke_checks.acceptance(
+                    self.rows(), info.get("speculative_algorithm") or None, self.suite.min_acceptance_ratio
+                )
+            )
         if identity is None:
             self.skip("patch_identity", "no patch is expected")
         else:
@@ -212,13 +248,16 @@ class _Run:
 
     def rows(self) -> list[TemperatureRow]:
         alone = Measured([self.greedy_first], 0.0) if self.greedy_first else None
-        return [TemperatureRow.of(temperature, single, self.batch.get(temperature), self.single[0.0], alone)
-                for temperature, single in self.single.items()]
+        return [
+            TemperatureRow.of(temperature, single, self.batch.get(temperature), self.single[0.0], alone)
+            for temperature, single in self.single.items()
+        ]
 
     def result(self) -> SmokeResult:
         if not self.broken:
-            self.add(Check("answers", True, f"{self.requests} requests answered and finished",
-                           {"requests": self.requests}))
+            self.add(
+                Check("answers", True, f"{self.requests} requests answered and finished", {"requests": self.requests})
+            )
         for name in CHECKS:
             if name not in self.checks:
                 self.skip(name, "not reached, since a request failed")

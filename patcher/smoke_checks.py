@@ -22,8 +22,11 @@ def diverse(batches: Mapping[float, Measured]) -> Check:
         outputs = [answer.output for answer in measured.answers]
         distinct, behind = len(set(outputs)), distinct_after_equal_first(outputs)
         told.append(f"T={temperature:g}: {distinct} of {len(outputs)} different")
-        figures[f"T={temperature:g}"] = {"samples": len(outputs), "distinct": distinct,
-                                         "distinct_after_equal_first": behind}
+        figures[f"T={temperature:g}"] = {
+            "samples": len(outputs),
+            "distinct": distinct,
+            "distinct_after_equal_first": behind,
+        }
     if distinct == 1:
         told.append("all equal at the highest: the server decodes greedily")
     elif behind == 0:
@@ -65,8 +68,10 @@ def acceptance(rows: Sequence[TemperatureRow], algorithm: str | None, least_rati
         if row.accepts_nothing:
             passed = False
             told.append("exactly 1.0: no draft token was accepted")
-    figures = {f"T={row.temperature:g}": {"length": row.acceptance, "ratio": row.ratio, "batch_ratio": row.batch_ratio}
-               for row in rows}
+    figures = {
+        f"T={row.temperature:g}": {"length": row.acceptance, "ratio": row.ratio, "batch_ratio": row.batch_ratio}
+        for row in rows
+    }
     return Check("acceptance", passed, "; ".join(told), {"algorithm": algorithm, **figures})
 
 
@@ -76,8 +81,7 @@ def throughput(rows: Sequence[TemperatureRow]) -> Check:
     for row in rows:
         concurrent = f" ({row.batch_tokens_per_second:.1f} concurrent)" if row.batch_tokens_per_second else ""
         told.append(f"T={row.temperature:g}: {row.tokens_per_second:.1f} tokens/s{concurrent}")
-    return Check("throughput", True, "; ".join(told),
-                 {f"T={row.temperature:g}": row.tokens_per_second for row in rows})
+    return Check("throughput", True, "; ".join(told), {f"T={row.temperature:g}": row.tokens_per_second for row in rows})
 
 
 def no_greedy_fallback_logged(service: Service | None, marker: Mapping[str, Any] | None) -> Check:
@@ -94,8 +98,9 @@ def no_greedy_fallback_logged(service: Service | None, marker: Mapping[str, Any]
     return Check(name, not lines, lines[0].strip() if lines else "the line is absent", {"lines": len(lines)})
 
 
-def new_process(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None,
-                started_after: float | None) -> Check:
+def new_process(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, started_after: float | None
+) -> Check:
     """Whether one process, younger than `started_after` (unix time on the host), served all along.
 
     `before`, `after`: Service.live() at the beginning and at the end.

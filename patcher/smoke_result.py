@@ -76,8 +76,14 @@ class TemperatureRow:
     accepts_nothing: bool
 
     @classmethod
-    def of(cls, temperature: float, single: Measured, batch: Measured | None, greedy: Measured,
-           greedy_alone: Measured | None) -> TemperatureRow:
+    def of(
+        cls,
+        temperature: float,
+        single: Measured,
+        batch: Measured | None,
+        greedy: Measured,
+        greedy_alone: Measured | None,
+    ) -> TemperatureRow:
         """`single`: each prompt once, one at a time; `batch`: the first prompt, concurrently; `greedy`,
         `greedy_alone`: the same two sets of prompts at T=0."""
         return cls(
@@ -115,16 +121,22 @@ class SmokeResult:
         return tuple(check for check in self.checks if not check.passed)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"suite": self.suite, "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
-                "temperatures": [row.as_dict() for row in self.rows]}
+        return {
+            "suite": self.suite,
+            "passed": self.passed,
+            "checks": [check.as_dict() for check in self.checks],
+            "temperatures": [row.as_dict() for row in self.rows],
+        }
 
     def raise_if_failed(self, where: str = "") -> None:
         """Raise SmokeFailed, which names every check that failed."""
         if not self.passed:
             raise SmokeFailed(
-                "the smoke suite failed: " + ", ".join(check.name for check in self.failed), where=where,
+                "the smoke suite failed: " + ", ".join(check.name for check in self.failed),
+                where=where,
                 next_step="see the failed checks and the server's log",
-                detail="\n".join(f"{check.name}: {check.detail}" for check in self.failed))
+                detail="\n".join(f"{check.name}: {check.detail}" for check in self.failed),
+            )
 
 
 def _steps(answer: Generation) -> int:

@@ -76,8 +76,10 @@ def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
         return
     raise AuthenticationProblem(
         f"the server refuses {target.user}" + (f" with {len(tried)} keys" if tried else ": there is no key to offer"),
-        where=target.name, detail="\n".join([*(f"offered {label}" for label in tried), *notes]),
-        next_step=_advice(target, notes))
+        where=target.name,
+        detail="\n".join([*(f"offered {label}" for label in tried), *notes]),
+        next_step=_advice(target, notes),
+    )
 
 
 def _enters_without_key(transport: paramiko.Transport, target: SshTarget, tried: bool) -> bool:
@@ -99,18 +101,22 @@ def _enters_without_key(transport: paramiko.Transport, target: SshTarget, tried:
 
 def _takes_no_keys(target: SshTarget, refusal: paramiko.BadAuthenticationType) -> AuthenticationProblem:
     return AuthenticationProblem(
-        f"the server takes no keys for {target.user}, only {', '.join(refusal.allowed_types)}", where=target.name,
-        next_step="allow PubkeyAuthentication for this user")
+        f"the server takes no keys for {target.user}, only {', '.join(refusal.allowed_types)}",
+        where=target.name,
+        next_step="allow PubkeyAuthentication for this user",
+    )
 
 
 def no_answer(target: SshTarget, awaited: str) -> HostUnreachable:
     """A server that took the connection, and then says nothing."""
     return HostUnreachable(
         f"{target.hostname}:{target.port} took the connection, and then nothing came: "
-        f"waited {target.connect_timeout:g} s for {awaited}", where=target.name,
+        f"waited {target.connect_timeout:g} s for {awaited}",
+        where=target.name,
         next_step=f"see what `ssh -v {target.name} true` waits for: a machine that hangs or swaps, a name service that "
-                  "does not answer its sshd, or a port that is no sshd's; ConnectTimeout in ssh_config sets how long "
-                  "is waited")
+        "does not answer its sshd, or a port that is no sshd's; ConnectTimeout in ssh_config sets how long "
+        "is waited",
+    )
 
 
 def _timed_out(refusal: paramiko.AuthenticationException) -> bool:
@@ -119,8 +125,11 @@ def _timed_out(refusal: paramiko.AuthenticationException) -> bool:
 
 
 def _broken(target: SshTarget, error: Exception) -> HostUnreachable:
-    return HostUnreachable(f"the connection broke during login: {str(error) or type(error).__name__}",
-                           where=target.name, next_step="try again")
+    return HostUnreachable(
+        f"the connection broke during login: {str(error) or type(error).__name__}",
+        where=target.name,
+        next_step="try again",
+    )
 
 
 def _advice(target: SshTarget, notes: list[str]) -> str:
@@ -132,8 +141,9 @@ def _advice(target: SshTarget, notes: list[str]) -> str:
     return f"make `ssh {target.user}@{target.name} true` work without a question"
 
 
-def _candidates(target: SshTarget, notes: list[str],
-                stack: contextlib.ExitStack) -> Iterator[tuple[str, paramiko.PKey]]:
+def _candidates(
+    target: SshTarget, notes: list[str], stack: contextlib.ExitStack
+) -> Iterator[tuple[str, paramiko.PKey]]:
     """Each key to offer, with a label for messages; NOTES collects why keys were left out."""
     held = {key.asbytes(): key for key in _agent_keys(target, notes, stack)}
     offered = set()

@@ -71,16 +71,25 @@ def resolve(name: str, *, user: str | None = None, port: int | None = None) -> S
 
 def _resolve(name: str, user: str | None, port: int | None, jump: str, depth: int) -> SshTarget:
     if depth > MAX_JUMPS:
-        raise UsageProblem("its ProxyJump settings never end", where=name,
-                           next_step=f"see what `ssh -G {name}` says of proxyjump")
+        raise UsageProblem(
+            "its ProxyJump settings never end", where=name, next_step=f"see what `ssh -G {name}` says of proxyjump"
+        )
     settings = _ask_ssh(name, user, port, jump)
     first = {key: values[0] for key, values in settings.items()}
     hostname, login = first["hostname"], first.get("user") or getpass.getuser()
     alias = first.get("hostkeyalias")
     tokens = {
-        "%": "%", "h": hostname, "n": name, "p": first["port"], "r": login, "u": getpass.getuser(),
-        "d": str(Path.home()), "i": str(os.getuid()), "k": alias or hostname,
-        "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
+        "%": "%",
+        "h": hostname,
+        "n": name,
+        "p": first["port"],
+        "r": login,
+        "u": getpass.getuser(),
+        "d": str(Path.home()),
+        "i": str(os.getuid()),
+        "k": alias or hostname,
+        "l": socket.gethostname(),
+        "L": socket.gethostname().split(".")[0],
     }
     timeout = first.get("connecttimeout", "none")
     command = first.get("proxycommand")
@@ -92,8 +101,9 @@ def _resolve(name: str, user: str | None, port: int | None, jump: str, depth: in
         hostname=hostname,
         port=int(first["port"]),
         user=login,
-        identity_files=tuple(Path(_expand(path, tokens)) for path in settings.get("identityfile", ())
-                             if path != "none"),
+        identity_files=tuple(
+            Path(_expand(path, tokens)) for path in settings.get("identityfile", ()) if path != "none"
+        ),
         identities_only=first.get("identitiesonly") == "yes",
         identity_agent=_agent_socket(first.get("identityagent"), tokens),
         known_hosts=(*own, *shared),
@@ -139,8 +149,9 @@ def _jumps(proxy_jump: str | None, depth: int) -> tuple[SshTarget, ...]:
 
 
 def _split_jump(spec: str) -> tuple[str | None, str, int | None]:
-    match = re.fullmatch(r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^\]]+\]|[^:@/]+)(?::(?P<port>\d+))?/?",
-                         spec.strip())
+    match = re.fullmatch(
+        r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^\]]+\]|[^:@/]+)(?::(?P<port>\d+))?/?", spec.strip()
+    )
     if match is None:
         raise UsageProblem(f"cannot read {spec!r} in ProxyJump", next_step="write [user@]host[:port]")
     port = match["port"]
@@ -168,20 +179,27 @@ def _ask_ssh(name: str, user: str | None, port: int | None, jump: str) -> dict[s
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except FileNotFoundError:
-        raise HostUnreachable("no ssh client is installed here, so ssh_config cannot be read", where=name,
-                              next_step="install the OpenSSH client (openssh-client)") from None
+        raise HostUnreachable(
+            "no ssh client is installed here, so ssh_config cannot be read",
+            where=name,
+            next_step="install the OpenSSH client (openssh-client)",
+        ) from None
     except subprocess.TimeoutExpired:
-        raise HostUnreachable("`ssh -G` did not answer within 60 s", where=name,
-                              next_step="look for a slow `Match exec` in ssh_config") from None
+        raise HostUnreachable(
+            "`ssh -G` did not answer within 60 s", where=name, next_step="look for a slow `Match exec` in ssh_config"
+        ) from None
     settings: dict[str, list[str]] = {}
     for line in done.stdout.decode(errors="surrogateescape").splitlines():
         key, _, value = line.partition(" ")
         settings.setdefault(key.lower(), []).append(value)
     if done.returncode != 0 or "hostname" not in settings or "port" not in settings:
         said = done.stderr.decode(errors="replace").strip()
-        raise UsageProblem("ssh refuses this host name or its configuration", where=name, detail=said,
-                           next_step=f"make `ssh -G {name}` work" + (f" (it says: {said.splitlines()[-1]})"
-                                                                     if said else ""))
+        raise UsageProblem(
+            "ssh refuses this host name or its configuration",
+            where=name,
+            detail=said,
+            next_step=f"make `ssh -G {name}` work" + (f" (it says: {said.splitlines()[-1]})" if said else ""),
+        )
     return settings
 
 

@@ -17,9 +17,15 @@ class Streams:
     """Feeds one program's input and drains both of its outputs, each on a thread of its own:
     whoever reads one stream at a time stops for ever once the other is full."""
 
-    def __init__(self, write: Callable[[bytes], Any], end_input: Callable[[], Any], read_out: Callable[[], bytes],
-                 read_err: Callable[[], bytes], on_stderr: Callable[[bytes], None],
-                 end_program: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        write: Callable[[bytes], Any],
+        end_input: Callable[[], Any],
+        read_out: Callable[[], bytes],
+        read_err: Callable[[], bytes],
+        on_stderr: Callable[[bytes], None],
+        end_program: Callable[[], Any],
+    ) -> None:
         """end_program: ends it from here, when an output has more than LIMIT bytes; `too_much` says that it has."""
         self._write, self._end_input, self._end_program = write, end_input, end_program
         self.too_much = False

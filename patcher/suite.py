@@ -76,7 +76,8 @@ def load_suite(which: str = "") -> Suite:
     except OSError as error:
         known = ", ".join(sorted(file.stem for file in SUITES.glob("*.toml")))
         raise UsageProblem(
-            f"cannot read the smoke suite: {error.strerror}", where=str(path),
+            f"cannot read the smoke suite: {error.strerror}",
+            where=str(path),
             next_step=f"give a path that ends in .toml, or one of: {known}",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -75,8 +75,14 @@ def find_target(connection: Connection, host: HostSettings, package: str) -> Tar
     python = f"{venv}/bin/python3" if venv else tool
     asked = {"op": "processes", "package": package}
     reply = replies.check(asked, call_agent(connection, python, asked), host.name)
-    return Target(host, connection, python if venv else _serving_python(host, reply["processes"], reply["missing"]), "",
-                  package, tuple(reply["processes"]))
+    return Target(
+        host,
+        connection,
+        python if venv else _serving_python(host, reply["processes"], reply["missing"]),
+        "",
+        package,
+        tuple(reply["processes"]),
+    )
 
 
 def _path(host: HostSettings, path: str, what: str) -> str:
@@ -84,26 +90,41 @@ def _path(host: HostSettings, path: str, what: str) -> str:
     if host.local:
         return os.path.abspath(os.path.expanduser(path))
     if not path.startswith("/"):
-        raise UsageProblem(f"{what} must be an absolute path on {host.name}, not {path!r}", where=host.name,
-                           next_step=f"give the full path of the {what}")
+        raise UsageProblem(
+            f"{what} must be an absolute path on {host.name}, not {path!r}",
+            where=host.name,
+            next_step=f"give the full path of the {what}",
+        )
     return path.rstrip("/")
 
 
-def _serving_python(host: HostSettings, processes: Sequence[Mapping[str, Any]],
-                    missing: Sequence[Mapping[str, Any]]) -> str:
+def _serving_python(
+    host: HostSettings, processes: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, Any]]
+) -> str:
     """By the server on the port; else by the one that this tool stopped there and left down; else by any server."""
     port = host.endpoint.port
     running = {p["python"] or p["exe"]: describe_process(p) for p in processes}
-    pythons = ({p["python"] or p["exe"]: describe_process(p) for p in processes if port in (None, *p["listening"])}
-               or {m["python"]: f"port {m['port']}, stopped" for m in missing if port in (None, m["port"])} or running)
+    pythons = (
+        {p["python"] or p["exe"]: describe_process(p) for p in processes if port in (None, *p["listening"])}
+        or {m["python"]: f"port {m['port']}, stopped" for m in missing if port in (None, m["port"])}
+        or running
+    )
     if not pythons:
-        raise NoInstallation("no SGLang server is running there, so its venv cannot be found out", where=host.name,
-                             next_step="give --venv PATH, or venv in hosts.toml; or start the server first")
+        raise NoInstallation(
+            "no SGLang server is running there, so its venv cannot be found out",
+            where=host.name,
+            next_step="give --venv PATH, or venv in hosts.toml; or start the server first",
+        )
     if len(pythons) > 1:
-        listing = "\n".join(f"--venv {os.path.dirname(os.path.dirname(python))}   # {server}"
-                            for python, server in pythons.items())
-        raise UsageProblem(f"servers of {len(pythons)} different venvs are running there", where=host.name,
-                           next_step="choose one with --venv", detail=listing)
+        listing = "\n".join(
+            f"--venv {os.path.dirname(os.path.dirname(python))}   # {server}" for python, server in pythons.items()
+        )
+        raise UsageProblem(
+            f"servers of {len(pythons)} different venvs are running there",
+            where=host.name,
+            next_step="choose one with --venv",
+            detail=listing,
+        )
     return next(iter(pythons))
 
 
@@ -141,10 +162,12 @@ def refuse_kept(process: Mapping[str, Any], where: str) -> None:
     kind = _KINDS.get(keeper["kind"], "the kind of that")
     raise Conflict(
         f"process {process['pid']} is kept running by {keeper['name']}, which would start a second server once "
-        "service.kind process ends this one", where=where,
+        "service.kind process ends this one",
+        where=where,
         next_step=f"set service in hosts.toml to {kind.format(name=keeper['name'])} (docs/services.md); or give "
-                  "--no-restart to change the files alone",
-        detail=describe_process(process))
+        "--no-restart to change the files alone",
+        detail=describe_process(process),
+    )
 
 
 def _runs(process: Mapping[str, Any], inspection: Mapping[str, Any]) -> bool:

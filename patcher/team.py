@@ -19,8 +19,9 @@ class NodeFailed(DdtreePatchError):
     """Another node of the same server failed. `cause` is its error, whose exit code this one has."""
 
     def __init__(self, name: str, cause: DdtreePatchError, where: str) -> None:
-        super().__init__(f"node {name} of the same server failed: {cause.what}", where=where,
-                         next_step=f"see what is said of {name}")
+        super().__init__(
+            f"node {name} of the same server failed: {cause.what}", where=where, next_step=f"see what is said of {name}"
+        )
         self.cause = cause
         self.exit_code = cause.exit_code
 
@@ -55,8 +56,12 @@ class Team:
         """Whether the others come to this meeting, or have left, within `timeout` seconds. Raises NodeFailed for one
         that comes with an error, or left with one."""
         with self._changed:
-            there = self._changed.wait_for(lambda: all(other in self._there(meeting) or other in self._gone
-                                                       for other in self.names if other != name), timeout)
+            there = self._changed.wait_for(
+                lambda: all(
+                    other in self._there(meeting) or other in self._gone for other in self.names if other != name
+                ),
+                timeout,
+            )
             for other in self.names:
                 error = self._there(meeting).get(other) or self._gone.get(other)
                 if other != name and isinstance(error, Exception):

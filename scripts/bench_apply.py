@@ -53,16 +53,31 @@ def main() -> None:
                 results += measure(fleet, milliseconds, options, venv)
         finally:
             fleet.stop()
-        files = {"series": series.name, "files": len(changed(fleet)), "bytes": sizes(changed(fleet)),
-                 "patch_bytes": sum(path.stat().st_size for path in series.directory.glob("*.patch"))}
-    json.dump({"date": time.strftime("%Y-%m-%d"), "machine": machine(), "versions": versions(venv),
-               "command": ["python", "-m", "scripts.bench_apply", *sys.argv[1:]], "runs": options.runs,
-               "work": files, "results": results}, sys.stdout, indent=1)  # fmt: skip
+        files = {
+            "series": series.name,
+            "files": len(changed(fleet)),
+            "bytes": sizes(changed(fleet)),
+            "patch_bytes": sum(path.stat().st_size for path in series.directory.glob("*.patch")),
+        }
+    json.dump(
+        {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine(),
+            "versions": versions(venv),
+            "command": ["python", "-m", "scripts.bench_apply", *sys.argv[1:]],
+            "runs": options.runs,
+            "work": files,
+            "results": results,
+        },
+        sys.stdout,
+        indent=1,
+    )
     print()
 
 
-def measure(fleet: Fleet, milliseconds: int, options: argparse.Namespace,
-            venv: Path | None) -> Iterator[dict[str, Any]]:
+def measure(
+    fleet: Fleet, milliseconds: int, options: argparse.Namespace, venv: Path | None
+) -> Iterator[dict[str, Any]]:
     """The results over lines of this added round trip, one for each number of hosts and each contestant.
 
     A contestant that has taken PATIENCE_S for a cell of the table gets no further run in it.
@@ -88,8 +103,11 @@ def measure(fleet: Fleet, milliseconds: int, options: argparse.Namespace,
                     one = contestant.run(names) | {"load": load, **(lines.counted() if lines else {})}
                     fleet.check_finished(names)
                     before.append(one)
-                    print(f"{milliseconds} ms, {count} hosts, {contestant.name}: {one['seconds']:.2f} s, "
-                          f"load {load:.1f}", file=sys.stderr, flush=True)
+                    print(
+                        f"{milliseconds} ms, {count} hosts, {contestant.name}: {one['seconds']:.2f} s, load {load:.1f}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             for name, runs in taken.items():
                 if runs:
                     yield {"added_round_trip_ms": milliseconds, "hosts": count, "contestant": name, **summary(runs)}
@@ -108,24 +126,39 @@ def lines_of(milliseconds: int) -> Iterator[DelayLines | None]:
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the runs, and every run's seconds."""
-    medians = {key: round(statistics.median(run[key] for run in runs), 3)
-               for key in runs[0] if isinstance(runs[0][key], (int, float))}
+    medians = {
+        key: round(statistics.median(run[key] for run in runs), 3)
+        for key in runs[0]
+        if isinstance(runs[0][key], (int, float))
+    }
     if "steps" in runs[0]:
-        medians["steps"] = {name: round(statistics.median(run["steps"][name] for run in runs), 3)
-                            for name in runs[0]["steps"]}
+        medians["steps"] = {
+            name: round(statistics.median(run["steps"][name] for run in runs), 3) for name in runs[0]["steps"]
+        }
     return {**medians, "all_seconds": [round(run["seconds"], 3) for run in runs]}
 
 
 def machine() -> dict[str, Any]:
-    cpu = next((line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
 
 
 def versions(venv: Path | None) -> dict[str, str]:
     ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()
-    return {"ddtree-patch": __version__, "python": platform.python_version(), "paramiko": paramiko.__version__,
-            "ssh": ssh, **(ansible_versions(venv) if venv else {})}
+    return {
+        "ddtree-patch": __version__,
+        "python": platform.python_version(),
+        "paramiko": paramiko.__version__,
+        "ssh": ssh,
+        **(ansible_versions(venv) if venv else {}),
+    }
 
 
 if __name__ == "__main__":

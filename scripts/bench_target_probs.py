@@ -116,19 +116,36 @@ def main() -> None:
                     lambda logits=logits, a=arguments: utils.build_target_probs(logits=logits, **a), options.runs
                 )
                 by_torch = measure(lambda logits=logits, a=arguments: torch_path(utils, logits, **a), options.runs)
-                rows.append({
-                    "bs": bs, "logits": shape, "setting": name, "kernel": kernel, "torch": by_torch, "argmax": argmax,
-                    "gpu_above_argmax": round(kernel["gpu"] - argmax["gpu"], 1),
-                    "torch_over_kernel": round(by_torch["gpu"] / kernel["gpu"], 2),
-                })  # fmt: skip
-                print(f"bs {bs:2} {shape:6} {name:21} kernel {kernel['gpu']:7} us, torch {by_torch['gpu']:8} us, "
-                      f"argmax {argmax['gpu']:6} us; host {kernel['host']} us", flush=True)  # fmt: skip
+                rows.append(
+                    {
+                        "bs": bs,
+                        "logits": shape,
+                        "setting": name,
+                        "kernel": kernel,
+                        "torch": by_torch,
+                        "argmax": argmax,
+                        "gpu_above_argmax": round(kernel["gpu"] - argmax["gpu"], 1),
+                        "torch_over_kernel": round(by_torch["gpu"] / kernel["gpu"], 2),
+                    }
+                )
+                print(
+                    f"bs {bs:2} {shape:6} {name:21} kernel {kernel['gpu']:7} us, torch {by_torch['gpu']:8} us, "
+                    f"argmax {argmax['gpu']:6} us; host {kernel['host']} us",
+                    flush=True,
+                )
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv), "device": torch.cuda.get_device_name(), "python": platform.python_version(),
-        "torch": torch.__version__, "triton": triton.__version__, "runs": options.runs, "calls_a_run": CALLS,
-        "vocab": options.vocab, "nodes": options.nodes, "rows": rows,
-    }  # fmt: skip
+        "command": " ".join(sys.argv),
+        "device": torch.cuda.get_device_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "runs": options.runs,
+        "calls_a_run": CALLS,
+        "vocab": options.vocab,
+        "nodes": options.nodes,
+        "rows": rows,
+    }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -95,8 +95,10 @@ def compare(calls: dict[str, Callable], runs: int) -> dict[str, dict[str, float]
             seen[name]["gpu"].append(gpu_time(graphs[name]))
             for kind, value in zip(("host", "whole"), host_times(call), strict=True):
                 seen[name][kind].append(value)
-    found = {name: {kind: round(statistics.median(values), 1) for kind, values in kinds.items()}
-             for name, kinds in seen.items()}  # fmt: skip
+    found = {
+        name: {kind: round(statistics.median(values), 1) for kind, values in kinds.items()}
+        for name, kinds in seen.items()
+    }
     for name in calls.keys() - {"kernels"}:
         ratios = [one / other for one, other in zip(seen[name]["gpu"], seen["kernels"]["gpu"], strict=True)]
         found[name]["gpu_over_kernels"] = round(statistics.median(ratios), 2)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Keep a patch series as commits: make a git work tree of a release and its series, or write the series from it.
 
-    scripts/refresh_series.py 0.5.11 --work DIR --init      # pristine release, then one commit a patch
-    (edit in DIR, commit: subject = patch name, body = what it is for, trailer "Stage: ddtree" or "Stage: temperature")
-    scripts/refresh_series.py 0.5.11 --work DIR             # commits -> patches/sglang-0.5.11/
+scripts/refresh_series.py 0.5.11 --work DIR --init      # pristine release, then one commit a patch
+(edit in DIR, commit: subject = patch name, body = what it is for, trailer "Stage: ddtree" or "Stage: temperature")
+scripts/refresh_series.py 0.5.11 --work DIR             # commits -> patches/sglang-0.5.11/
 """
 
 from __future__ import annotations

@@ -35,10 +35,7 @@ STAGES = {"ddtree": DDTREE, "temperature": TEMPERATURE}
 
 
 def make_package(
-    root: Path,
-    files: Mapping[str, bytes | None] = PRISTINE,
-    package: str = "sglang",
-    version: str = VERSION,
+    root: Path, files: Mapping[str, bytes | None] = PRISTINE, package: str = "sglang", version: str = VERSION
 ) -> Path:
     """Install ``files`` below ``root``, with a .dist-info and its RECORD; returns ``root``, the site-packages."""
     info = f"{package}-{version}.dist-info"

@@ -48,9 +48,14 @@ def run_tool(capfd: pytest.CaptureFixture[str], *args: object) -> Said:
 def start_tool(*args: object, around: Sequence[str] = (), env: Mapping[str, str] | None = None) -> subprocess.Popen:
     """As a program of its own, which leads a process group; `around`: a program in front, such as unshare."""
     return subprocess.Popen(
-        [*around, sys.executable, "-m", "patcher", *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
+        [*around, sys.executable, "-m", "patcher", *map(str, args)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+    )
 
 
 def said_by(program: subprocess.Popen) -> Said:

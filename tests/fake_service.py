@@ -55,5 +55,13 @@ class FakeService(Service):
 
 def process(pid=10, start_time=500.0, owner="server", other=None):
     """What Service.live() gives; `other` is the process that holds the port instead."""
-    return {"pid": pid, "ticks": pid, "start_time": start_time, "argv": ["python"], "cwd": "/", "log": None,
-            "tree": [pid], "listener": {"owner": owner, "process": other}}
+    return {
+        "pid": pid,
+        "ticks": pid,
+        "start_time": start_time,
+        "argv": ["python"],
+        "cwd": "/",
+        "log": None,
+        "tree": [pid],
+        "listener": {"owner": owner, "process": other},
+    }

@@ -85,10 +85,20 @@ class Installation:
         for path, new in STAGES[stage].items():
             old = self.read(path)
             if old != new:
-                actions.append({"path": path, "before": sha(old), "after": sha(new),
-                                "data": None if new is None else b64encode(new).decode(), "backup": False})
-        files = {path: {"before": sha(PRISTINE[path]), "after": sha(new)}
-                 for path, new in STAGES[stage].items() if path in {**DDTREE, **TEMPERATURE}}
+                actions.append(
+                    {
+                        "path": path,
+                        "before": sha(old),
+                        "after": sha(new),
+                        "data": None if new is None else b64encode(new).decode(),
+                        "backup": False,
+                    }
+                )
+        files = {
+            path: {"before": sha(PRISTINE[path]), "after": sha(new)}
+            for path, new in STAGES[stage].items()
+            if path in {**DDTREE, **TEMPERATURE}
+        }
         receipt = None if stage == "pristine" else {"series": "small", "stage": stage, "files": files}
         return {"actions": actions, "receipt": receipt, "history": {"what": stage}}
 
@@ -113,8 +123,11 @@ class Installation:
         """What no command may leave: lock, journal, half-written and kept-aside files."""
         found = [path for path in self.site.rglob("*") if path.name.endswith((".ddtree-new", ".ddtree-old"))]
         if self.state.exists():
-            found += [path for path in self.state.rglob("*")
-                      if path.name in ("lock", "journal.json") or path.name.endswith(".ddtree-new")]
+            found += [
+                path
+                for path in self.state.rglob("*")
+                if path.name in ("lock", "journal.json") or path.name.endswith(".ddtree-new")
+            ]
         return [str(path) for path in found]
 
 

@@ -29,9 +29,17 @@ class RunningAgent:
         ask = self.folder / "askpass"
         ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
         ask.chmod(0o700)
-        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL,
-                       env={**os.environ, "SSH_AUTH_SOCK": str(self.socket), "SSH_ASKPASS": str(ask),
-                            "SSH_ASKPASS_REQUIRE": "force"})
+        subprocess.run(
+            ["ssh-add", "-q", str(key)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "SSH_AUTH_SOCK": str(self.socket),
+                "SSH_ASKPASS": str(ask),
+                "SSH_ASKPASS_REQUIRE": "force",
+            },
+        )
 
     def stop(self) -> None:
         self._process.terminate()

@@ -26,7 +26,9 @@ class Fleet:
 
     def configure(self, **keys: str) -> None:
         """Write hosts.toml; `keys`: more lines for the host of that name."""
-        self.config.write_text("".join(f"""
+        self.config.write_text(
+            "".join(
+                f"""
 [hosts.{name}]
 venv = "{host.venv}"
 endpoint = {{ port = {host.port} }}
@@ -34,7 +36,10 @@ ready = {{ deadline = 20 }}
 smoke = {{ suite = "{host.suite}" }}
 kernels = {{ require = false }}
 {keys.get(name, "")}
-""" for name, host in self.hosts.items()))
+"""
+                for name, host in self.hosts.items()
+            )
+        )
 
     def stop(self) -> None:
         for sshd in self.sshds.values():

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from builders import PRISTINE, make_package, make_series
 
-LAUNCH_SERVER = b'''
+LAUNCH_SERVER = b"""
 import hashlib
 import json
 import pathlib
@@ -43,7 +43,7 @@ if __name__ == "__main__":
         flags = json.loads(misbehaviour.read_text())
         sys.argv += flags["always"] + (flags["patched"] if PATCHED else [])
     stub_sglang.main()
-'''
+"""
 SUITE = """
 temperatures = [0.0, 1.0]
 max_new_tokens = 8
@@ -68,8 +68,9 @@ class StubHost:
         subprocess.run([python, "-m", "venv", "--without-pip", str(self.venv)], check=True)
         self.site_packages = next((self.venv / "lib").glob("python3*")) / "site-packages"
         stub = Path(__file__).with_name("stub_sglang.py").read_bytes()
-        make_package(self.site_packages, {
-            **PRISTINE, "sglang/launch_server.py": LAUNCH_SERVER, "sglang/stub_sglang.py": stub})
+        make_package(
+            self.site_packages, {**PRISTINE, "sglang/launch_server.py": LAUNCH_SERVER, "sglang/stub_sglang.py": stub}
+        )
         self.series_root = home / "series"
         self.series_root.mkdir()
         self.series = make_series(self.series_root / "sglang-0.5.11")
@@ -79,11 +80,18 @@ class StubHost:
         self.port = free_port()
         self.servers: list[subprocess.Popen] = []
 
-    def configure(self, *names: str, args: dict[str, str | bool] | None = None, require: bool = False,
-                  deadline: float = 60, more: str = "") -> Path:
+    def configure(
+        self,
+        *names: str,
+        args: dict[str, str | bool] | None = None,
+        require: bool = False,
+        deadline: float = 60,
+        more: str = "",
+    ) -> Path:
         """Write hosts.toml with these hosts (ssh names, or `local`), all of them this target."""
         flags = "".join(f"{json.dumps(flag)} = {json.dumps(value)}\n" for flag, value in (args or {}).items())
-        text = "".join(f"""
+        text = "".join(
+            f"""
 [hosts.{name}]
 venv = "{self.venv}"
 endpoint = {{ port = {self.port} }}
@@ -93,7 +101,9 @@ kernels = {{ require = {json.dumps(require)} }}
 [hosts.{name}.service]
 kind = "process"
 [hosts.{name}.service.args]
-{flags}""" for name in names)
+{flags}"""
+            for name in names
+        )
         self.config.write_text(text + more)
         return self.config
 
@@ -107,8 +117,9 @@ kind = "process"
         """Start the stub server, and do not wait for it."""
         log = (self.home / "server.log").open("ab")
         argv = [f"{self.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(self.port), *flags]
-        server = subprocess.Popen(argv, cwd=cwd or self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                  start_new_session=True)
+        server = subprocess.Popen(
+            argv, cwd=cwd or self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
         self.servers.append(server)
         return server
 
@@ -161,9 +172,11 @@ kind = "process"
 
     def hashes(self) -> dict[str, bytes]:
         """Every file of site-packages, bytecode aside (an interpreter that ran writes it)."""
-        return {str(path.relative_to(self.site_packages)): path.read_bytes()
-                for path in sorted(self.site_packages.rglob("*"))
-                if path.is_file() and "__pycache__" not in path.parts}
+        return {
+            str(path.relative_to(self.site_packages)): path.read_bytes()
+            for path in sorted(self.site_packages.rglob("*"))
+            if path.is_file() and "__pycache__" not in path.parts
+        }
 
 
 def free_port() -> int:

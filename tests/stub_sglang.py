@@ -37,15 +37,26 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-GREEDY_FALLBACK = ("DFLASH non-greedy verification is unavailable on this build/device; "
-                   "falling back to greedy argmax verification.")
+GREEDY_FALLBACK = (
+    "DFLASH non-greedy verification is unavailable on this build/device; falling back to greedy argmax verification."
+)
 
 
 class StubServer:
     """The HTTP server; `unavailable` /health requests are answered 503 first."""
 
-    def __init__(self, mode="samples", port=0, unavailable=0, args=None, identity=None, log=lambda line: None,
-                 die=None, release=None, compile_s=1.0):
+    def __init__(
+        self,
+        mode="samples",
+        port=0,
+        unavailable=0,
+        args=None,
+        identity=None,
+        log=lambda line: None,
+        die=None,
+        release=None,
+        compile_s=1.0,
+    ):
         self.mode = mode
         self.unavailable = unavailable
         self.args = args or {}
@@ -110,8 +121,12 @@ class StubServer:
         if handler.path != "/generate":
             return self.answer(handler, 404, {"error": "no such path"})
         sampling = body["sampling_params"]
-        narrow = {"top_k": sampling.get("top_k") == 1, "top_p": sampling.get("top_p", 1.0) <= 0.001,
-                  "min_p": sampling.get("min_p", 0.0) == 1.0, self.mode.removeprefix("ignores-"): False}
+        narrow = {
+            "top_k": sampling.get("top_k") == 1,
+            "top_p": sampling.get("top_p", 1.0) <= 0.001,
+            "min_p": sampling.get("min_p", 0.0) == 1.0,
+            self.mode.removeprefix("ignores-"): False,
+        }
         hot = sampling.get("temperature", 1.0) > 0 and not any(narrow.values())
         if self.mode == "compiles":
             self.compile(frozenset(sampling) if hot else None)
@@ -166,18 +181,24 @@ class StubServer:
             if hot and self.mode == "greedy-after-first":
                 ids[0] = self.random.randrange(4, 8)
             elif (hot and self.mode not in ("greedy", "fixed")) or self.mode == "unstable":
-                ids = [ids[0] if self.random.random() < 0.5 else self.random.randrange(4, 200),
-                       *(self.random.randrange(4, 200) for _ in ids[1:])]
+                ids = [
+                    ids[0] if self.random.random() < 0.5 else self.random.randrange(4, 200),
+                    *(self.random.randrange(4, 200) for _ in ids[1:]),
+                ]
         collapsed = count - 2 if hot and (together or self.mode == "collapses") else count // 8
         steps = {"accepts-nothing": count - 1, "collapses": collapsed, "collapses-together": collapsed}.get(
-            self.mode, count // 3)
+            self.mode, count // 3
+        )
         return self.finished(ids, None if self.mode == "says-nothing" else max(1, steps), not isinstance(prompt, list))
 
     def finished(self, ids, steps=None, text=False):
         """The answer that these tokens are; `steps`: verify steps."""
         meta = {"finish_reason": {"type": "length"}, "completion_tokens": len(ids)}
-        return {**({"text": bytes(ids).decode("latin-1")} if text else {}), "output_ids": ids,
-                "meta_info": meta | ({} if steps is None else {"spec_verify_ct": steps})}
+        return {
+            **({"text": bytes(ids).decode("latin-1")} if text else {}),
+            "output_ids": ids,
+            "meta_info": meta | ({} if steps is None else {"spec_verify_ct": steps}),
+        }
 
     def answer(self, handler, status, value):
         data = json.dumps(value).encode()
@@ -265,11 +286,21 @@ def main():
         join_nodes(options.nnodes, options.node_rank, options.dist_init_addr, end)
         if options.node_rank > 0:
             options.stub_mode = "no-head"
-    args = {"speculative_algorithm": options.speculative_algorithm, "cwd": os.getcwd(),
-            "secret_is_set": bool(os.environ.get("STUB_SECRET"))}
+    args = {
+        "speculative_algorithm": options.speculative_algorithm,
+        "cwd": os.getcwd(),
+        "secret_is_set": bool(os.environ.get("STUB_SECRET")),
+    }
     try:
-        server = StubServer(options.stub_mode, options.port, args=args, log=lambda line: print(line, flush=True),
-                            die=die, unavailable=options.stub_unavailable, compile_s=options.stub_compile_s)
+        server = StubServer(
+            options.stub_mode,
+            options.port,
+            args=args,
+            log=lambda line: print(line, flush=True),
+            die=die,
+            unavailable=options.stub_unavailable,
+            compile_s=options.stub_compile_s,
+        )
     except OSError:
         if not options.stub_next_port:
             raise

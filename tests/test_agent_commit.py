@@ -45,6 +45,7 @@ def record_of(host: Installation) -> dict[str, str]:
 
 # ---------------------------------------------------------------- there and back
 
+
 def test_a_tree_comes_back_to_the_last_byte_and_without_any_trace(tree: Installation):
     before = tree.snapshot()
     times = {path: (tree.site / path).stat().st_mtime_ns for path in before if (tree.site / path).is_file()}
@@ -122,6 +123,7 @@ def test_a_deleted_file_comes_back(tree: Installation):
 
 # ---------------------------------------------------------------- links
 
+
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_what_is_linked_elsewhere_keeps_its_bytes(tree: Installation, tmp_path: Path, link):
     cache = tmp_path / "cache"
@@ -169,8 +171,9 @@ def test_a_linked_directory_inside_is_refused(tree: Installation, tmp_path: Path
     assert not (outside / "ddtree.py").exists()
 
 
-@pytest.mark.parametrize("path", ["sglang/../evil.py", "/etc/evil.py", "other/x.py", "sglang", "sglang//x.py",
-                                  "sglang/./x.py"])
+@pytest.mark.parametrize(
+    "path", ["sglang/../evil.py", "/etc/evil.py", "other/x.py", "sglang", "sglang//x.py", "sglang/./x.py"]
+)
 def test_paths_outside_are_refused(tree: Installation, path: str):
     with pytest.raises(Conflict):
         tree.ask("commit", actions=[change(path, None, b"")], receipt=None)
@@ -193,18 +196,21 @@ def test_a_new_file_that_is_there_already_is_never_overwritten(tree: Installatio
 
 # ---------------------------------------------------------------- RECORD
 
+
 def test_record_is_true_after_an_apply(tree: Installation):
     pristine = tree.record.read_bytes().splitlines()
     tree.commit("ddtree")
     lines = tree.record.read_bytes().splitlines()
     untouched = [line for line in pristine if line.split(b",")[0].decode() not in DDTREE]
     assert [line for line in lines if line in pristine] == untouched  # byte for byte, in their order
-    check = "import importlib.metadata as m, hashlib, base64, sys\n" \
-        "d = next(iter(m.distributions(name='sglang', path=[sys.argv[1]])))\n" \
-        "for f in d.files:\n" \
-        "    data = f.locate().read_bytes()\n" \
-        "    h = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')\n" \
+    check = (
+        "import importlib.metadata as m, hashlib, base64, sys\n"
+        "d = next(iter(m.distributions(name='sglang', path=[sys.argv[1]])))\n"
+        "for f in d.files:\n"
+        "    data = f.locate().read_bytes()\n"
+        "    h = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')\n"
         "    assert f.hash is None or (f.hash.value == h and f.size == len(data)), f\n"
+    )
     subprocess.run([sys.executable, "-c", check, str(tree.site)], check=True)
     listed = {line.split(",")[0] for line in tree.record.read_text().splitlines()}
     assert {str(path.relative_to(tree.site)) for path in tree.site.rglob("*") if path.is_file()} == listed
@@ -250,9 +256,11 @@ def test_uninstalling_leaves_no_file_of_ours(tmp_path: Path):
 
 # ---------------------------------------------------------------- bytecode
 
+
 def run(host: Installation, code: str, **environment: str) -> str:
-    return subprocess.run([host.python, "-c", code], check=True, capture_output=True, text=True,
-                          env={**os.environ, **environment}).stdout.strip()
+    return subprocess.run(
+        [host.python, "-c", code], check=True, capture_output=True, text=True, env={**os.environ, **environment}
+    ).stdout.strip()
 
 
 IMPORT = "from sglang.srt import args; print(args.ARG_0)"
@@ -263,8 +271,7 @@ def test_new_code_runs_whatever_is_compiled(venv: Installation, mode: str):
     file = venv.site / ARGS
     now = time.time()
     os.utime(file, (now, now))  # the commit falls into the same second
-    run(venv, "import py_compile as p\n"
-              f"p.compile({str(file)!r}, invalidation_mode=p.PycInvalidationMode.{mode})")
+    run(venv, f"import py_compile as p\np.compile({str(file)!r}, invalidation_mode=p.PycInvalidationMode.{mode})")
     old = PRISTINE[ARGS]
     new = old.replace(b"ARG_0 = 0\n", b"ARG_0 = 7\n")  # of the same size
     before = venv.snapshot()
@@ -278,12 +285,19 @@ def test_new_code_runs_whatever_is_compiled(venv: Installation, mode: str):
 def test_bytecode_of_a_cache_prefix(venv: Installation, tmp_path: Path):
     prefix = str(tmp_path / "cache")
     file = venv.site / ARGS
-    py_compile.compile(str(file), cfile=f"{prefix}{file.parent}/args.{sys.implementation.cache_tag}.pyc",
-                       invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    py_compile.compile(
+        str(file),
+        cfile=f"{prefix}{file.parent}/args.{sys.implementation.cache_tag}.pyc",
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
     assert run(venv, IMPORT, PYTHONPYCACHEPREFIX=prefix) == "0"
     new = PRISTINE[ARGS].replace(b"ARG_0 = 0\n", b"ARG_0 = 7\n")
-    venv.ask("commit", actions=[change(ARGS, PRISTINE[ARGS], new)], receipt=receipt(ARGS, PRISTINE[ARGS], new),
-             pycache_prefixes=[prefix])
+    venv.ask(
+        "commit",
+        actions=[change(ARGS, PRISTINE[ARGS], new)],
+        receipt=receipt(ARGS, PRISTINE[ARGS], new),
+        pycache_prefixes=[prefix],
+    )
     assert run(venv, IMPORT, PYTHONPYCACHEPREFIX=prefix) == "7"
 
 
@@ -303,11 +317,15 @@ def test_a_venv_is_compiled(venv: Installation):
 
 # ---------------------------------------------------------------- refusals that undo
 
+
 def test_a_new_file_that_does_not_compile_is_refused(tree: Installation):
     before = tree.snapshot()
     with pytest.raises(Conflict, match="does not compile"):
-        tree.ask("commit", actions=[change(ARGS, PRISTINE[ARGS], b"def f(:\n")],
-                 receipt=receipt(ARGS, PRISTINE[ARGS], b"def f(:\n"))
+        tree.ask(
+            "commit",
+            actions=[change(ARGS, PRISTINE[ARGS], b"def f(:\n")],
+            receipt=receipt(ARGS, PRISTINE[ARGS], b"def f(:\n"),
+        )
     assert tree.snapshot() == before
     assert not tree.state.exists()
 
@@ -316,8 +334,12 @@ def test_a_module_that_does_not_import_is_undone(venv: Installation):
     before = venv.snapshot()
     broken = b"import no_such_module\n"
     with pytest.raises(Conflict, match="no_such_module") as failure:
-        venv.ask("commit", actions=[change(ARGS, PRISTINE[ARGS], broken)],
-                 receipt=receipt(ARGS, PRISTINE[ARGS], broken), imports=["sglang.srt.args"])
+        venv.ask(
+            "commit",
+            actions=[change(ARGS, PRISTINE[ARGS], broken)],
+            receipt=receipt(ARGS, PRISTINE[ARGS], broken),
+            imports=["sglang.srt.args"],
+        )
     assert "Traceback" in failure.value.detail
     assert venv.snapshot() == before
     assert venv.leftovers() == []

@@ -16,8 +16,11 @@ from patcher.agent.main import answer
 from tests.faults.lossy_disk import LossyDisk
 from tests.installations import Installation
 
-JOBS = {"apply": ("pristine", "temperature"), "upgrade": ("ddtree", "temperature"),
-        "revert": ("temperature", "pristine")}
+JOBS = {
+    "apply": ("pristine", "temperature"),
+    "upgrade": ("ddtree", "temperature"),
+    "revert": ("temperature", "pristine"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +69,10 @@ def test_a_crash_at_any_moment_loses_nothing(tmp_path: Path, job: str, rounds: i
             state = "old" if found == old else "new" if found == new else "mixed"
             promised = {"writing": ("undone", "old"), "committed": ("finished", "new")}.get(left, ("nothing", state))
             if state == "mixed" or (said, state) != promised or tree.leftovers():
-                wrong.append(f"after {disk.events[after - 1]} with {keep} kept: journal {left}, {said}, {state} "
-                             f"{tree.leftovers()}")
+                wrong.append(
+                    f"after {disk.events[after - 1]} with {keep} kept: journal {left}, {said}, {state} "
+                    f"{tree.leftovers()}"
+                )
             if after == len(disk.events) and state != "new":
                 wrong.append("what was reported as done is lost")
     assert wrong == []

@@ -28,8 +28,9 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
 
     def start(script: str, *around: str) -> tuple[int, int]:
         pids = tmp_path / f"pids-{len(groups)}"
-        process = subprocess.Popen([*around, "sh", "-c", script], env={**os.environ, "PIDS": str(pids)},
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            [*around, "sh", "-c", script], env={**os.environ, "PIDS": str(pids)}, start_new_session=True
+        )
         groups.append(process)
         return process.pid, _number_in(pids)
 
@@ -85,9 +86,12 @@ autorestart=false
 def test_supervisord_keeps_its_programs_and_no_orphan_that_it_was_given(tmp_path):
     (tmp_path / "supervisord.conf").write_text(CONFIG.format(d=tmp_path, server=SERVER))
     adopt = ctypes.CDLL(None).prctl
-    daemon = subprocess.Popen([Path(sys.executable).with_name("supervisord"), "-c", tmp_path / "supervisord.conf"],
-                              stdout=subprocess.DEVNULL, start_new_session=True,
-                              preexec_fn=lambda: adopt(SUBREAPER, 1, 0, 0, 0))
+    daemon = subprocess.Popen(
+        [Path(sys.executable).with_name("supervisord"), "-c", tmp_path / "supervisord.conf"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: adopt(SUBREAPER, 1, 0, 0, 0),
+    )
     orphan = 0
     try:
         kept, orphan = _number_in(tmp_path / "kept"), _number_in(tmp_path / "orphan")
@@ -112,18 +116,21 @@ def test_process_ids_of_its_own_make_no_container(started):
     assert keeper_of(inner) is None
 
 
-@pytest.mark.parametrize(("cgroups", "expected"), [
-    (f"0::/system.slice/docker-{ID}.scope\n", True),
-    (f"12:cpu:/\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n", True),
-    (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container\n", True),
-    (f"4:memory:/kubepods/burstable/pod01-ab/{ID}\n", True),
-    (f"0::/kubepods.slice/kubepods-pod01.slice/cri-containerd-{ID}.scope\n", True),
-    (f"0::/machine.slice/crio-{ID}.scope\n", True),
-    ("0::/system.slice/docker.service\n", False),
-    ("0::/user.slice/user-1000.slice/session-3.scope\n", False),
-    ("0::/user.slice/user-1000.slice/user@1000.service/user.slice/apptainer-4711.scope\n", False),
-    ("9:name=systemd:/\n0::/\n", False),
-    ("", False),
-])
+@pytest.mark.parametrize(
+    ("cgroups", "expected"),
+    [
+        (f"0::/system.slice/docker-{ID}.scope\n", True),
+        (f"12:cpu:/\n1:name=systemd:/docker/{ID}\n0::/system.slice/containerd.service\n", True),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container\n", True),
+        (f"4:memory:/kubepods/burstable/pod01-ab/{ID}\n", True),
+        (f"0::/kubepods.slice/kubepods-pod01.slice/cri-containerd-{ID}.scope\n", True),
+        (f"0::/machine.slice/crio-{ID}.scope\n", True),
+        ("0::/system.slice/docker.service\n", False),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", False),
+        ("0::/user.slice/user-1000.slice/user@1000.service/user.slice/apptainer-4711.scope\n", False),
+        ("9:name=systemd:/\n0::/\n", False),
+        ("", False),
+    ],
+)
 def test_the_control_groups_of_container_engines(cgroups, expected):
     assert of_engine(cgroups) is expected

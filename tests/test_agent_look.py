@@ -33,6 +33,7 @@ def venv(tmp_path: Path) -> Installation:
 
 # ---------------------------------------------------------------- inspect
 
+
 def test_inspect_of_a_tree(tree: Installation):
     before = tree.snapshot()
     look = tree.ask("inspect", paths=[ARGS, DDTREE_FILE])
@@ -96,6 +97,7 @@ def test_leftovers_of_pip_are_no_installation(tree: Installation):
 
 # ---------------------------------------------------------------- nothing to patch
 
+
 @pytest.mark.parametrize("missing", ["all", "package", "metadata"])
 def test_a_directory_without_the_package(tree: Installation, missing: str):
     if missing != "metadata":
@@ -148,6 +150,7 @@ def test_every_interpreter_is_taken_or_told(tree: Installation, version: str):
 
 
 # ---------------------------------------------------------------- receipts and the package that was replaced
+
 
 def test_another_version_makes_the_receipt_stale(tree: Installation):
     tree.commit("ddtree")
@@ -212,10 +215,16 @@ def test_a_lost_backup_is_told(tree: Installation):
 
 # ---------------------------------------------------------------- the lock
 
+
 def holder(**changes) -> str:
-    sleeper = {"pid": os.getpid(), "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-               "start_ticks": int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]),
-               "host": "gpu1", "who": "ann@desk", "since": time.time()}
+    sleeper = {
+        "pid": os.getpid(),
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "start_ticks": int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]),
+        "host": "gpu1",
+        "who": "ann@desk",
+        "since": time.time(),
+    }
     return json.dumps({**sleeper, **changes})
 
 
@@ -241,15 +250,28 @@ def test_a_dead_holder_does_not_count(tree: Installation, dead: dict | None):
 def test_two_at_once(venv: Installation):
     """The second finds the first at its import check, and is told; the first ends well."""
     slow = venv.site / "slow.py"
-    slow.write_text("import time, pathlib\n"
-                    f"pathlib.Path({str(venv.site / 'started')!r}).touch()\n"
-                    f"while not pathlib.Path({str(venv.site / 'go')!r}).exists(): time.sleep(0.02)\n")
-    code = ("import json, sys; from patcher.connection import LocalConnection; from patcher.remote import call_agent\n"
-            "print(call_agent(LocalConnection(), sys.argv[1], json.load(sys.stdin))['committed'])")
-    request = {"op": "commit", "package": "sglang", "site_packages": None, **venv.request("ddtree"),
-               "imports": ["slow"]}
-    first = subprocess.Popen([sys.executable, "-c", code, venv.python], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             cwd=Path(__file__).parent.parent)
+    slow.write_text(
+        "import time, pathlib\n"
+        f"pathlib.Path({str(venv.site / 'started')!r}).touch()\n"
+        f"while not pathlib.Path({str(venv.site / 'go')!r}).exists(): time.sleep(0.02)\n"
+    )
+    code = (
+        "import json, sys; from patcher.connection import LocalConnection; from patcher.remote import call_agent\n"
+        "print(call_agent(LocalConnection(), sys.argv[1], json.load(sys.stdin))['committed'])"
+    )
+    request = {
+        "op": "commit",
+        "package": "sglang",
+        "site_packages": None,
+        **venv.request("ddtree"),
+        "imports": ["slow"],
+    }
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, venv.python],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
     first.stdin.write(json.dumps(request).encode())
     first.stdin.close()
     while not (venv.site / "started").exists():
@@ -269,6 +291,7 @@ def test_two_at_once(venv: Installation):
 
 # ---------------------------------------------------------------- state and programs
 
+
 def test_state_values(venv: Installation):
     venv.ask("state", put={"one": {"a": [1]}, "two": 2})
     venv.ask("state", put={"two": None})
@@ -278,8 +301,10 @@ def test_state_values(venv: Installation):
 
 
 def test_run_python(venv: Installation, tree: Installation):
-    source = ("import sys, os, sglang.srt.args as a\n"
-              "if __name__ == '__main__':\n    print(a.ARG_3, sys.argv[1:], os.environ['NOTE'])\n    sys.exit('bad')")
+    source = (
+        "import sys, os, sglang.srt.args as a\n"
+        "if __name__ == '__main__':\n    print(a.ARG_3, sys.argv[1:], os.environ['NOTE'])\n    sys.exit('bad')"
+    )
     done = venv.ask("run_python", source=source, argv=["x y"], env={"NOTE": "n"})
     assert done["stdout"] == "3 ['x y'] n\n"
     assert (done["rc"], done["stderr"]) == (1, "bad\n")
@@ -290,6 +315,7 @@ def test_run_python(venv: Installation, tree: Installation):
 
 
 # ---------------------------------------------------------------- the reply
+
 
 class Noisy(LocalConnection):
     """A login that greets, and prints what looks like a reply."""
@@ -307,7 +333,7 @@ def test_noise_around_the_reply(tree: Installation):
 def test_a_request_that_was_cut_short_does_nothing(tree: Installation):
     class Cut(LocalConnection):
         def _run(self, argv, input, timeout, on_stderr):
-            return super()._run(argv, input[:self.keep], timeout, on_stderr)
+            return super()._run(argv, input[: self.keep], timeout, on_stderr)
 
     tree.connection = Cut()
     for tree.connection.keep in (0, 1000, 20_000, -1, -100):
@@ -331,7 +357,10 @@ def test_a_reply_nobody_hears_is_work_done(tree: Installation):
 
     tree.connection = Deaf()
     with pytest.raises(HostUnreachable):
-        call_agent(tree.connection, tree.python, {"op": "commit", "package": "sglang", "site_packages": str(tree.site),
-                                                  **tree.request("ddtree")})
+        call_agent(
+            tree.connection,
+            tree.python,
+            {"op": "commit", "package": "sglang", "site_packages": str(tree.site), **tree.request("ddtree")},
+        )
     assert tree.is_stage("ddtree")
     assert tree.leftovers() == []

@@ -35,8 +35,13 @@ def server(tmp_path: Path) -> Iterator[tuple[Installation, subprocess.Popen, Pat
     (host.site / "sglang/launch_server.py").write_text(SERVER)
     log = tmp_path / "server.log"
     with open(log, "wb") as out:
-        process = subprocess.Popen([host.python, "-m", "sglang.launch_server", "--port", "1"], stdout=out, cwd=tmp_path,
-                                   start_new_session=True, env={"PYTHONPYCACHEPREFIX": str(tmp_path / "cache")})
+        process = subprocess.Popen(
+            [host.python, "-m", "sglang.launch_server", "--port", "1"],
+            stdout=out,
+            cwd=tmp_path,
+            start_new_session=True,
+            env={"PYTHONPYCACHEPREFIX": str(tmp_path / "cache")},
+        )
     while not log.read_text().strip():
         assert process.poll() is None
         time.sleep(0.02)
@@ -63,8 +68,9 @@ def test_a_running_server(server):
 
 def test_a_source_tree_in_the_working_directory_wins(server, tmp_path: Path):
     host, _, _ = server
-    process = subprocess.Popen([host.python, "-m", "sglang.launch_server"], cwd=host.site, stdout=subprocess.PIPE,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        [host.python, "-m", "sglang.launch_server"], cwd=host.site, stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         process.stdout.readline()
         reply = call_agent(LocalConnection(), sys.executable, {"op": "processes"})
@@ -86,36 +92,42 @@ def test_only_a_file_named_by_a_port_notes_a_server_that_is_missing(tmp_path: Pa
     assert reply["missing"] == [{"port": 30000, "python": sys.executable}]
 
 
-@pytest.mark.parametrize(("argv", "expected"), [
-    (["/v/bin/python", "-m", "sglang.launch_server", "--port", "1"], True),
-    (["python3.12", "-u", "-X", "dev", "-W", "ignore", "-m", "sglang.launch_server"], True),
-    (["/v/bin/python3", "/v/bin/sglang", "serve", "--model", "m"], True),
-    (["python", "-m", "sglang", "serve"], True),
-    (["python", "/src/python/sglang/launch_server.py"], True),
-    (["python", "/v/bin/sglang", "generate"], False),
-    (["bash", "-c", "python -m sglang.launch_server"], False),
-    (["sudo", "python", "-m", "sglang.launch_server"], False),
-    (["python", "-c", "import x", "-m", "sglang.launch_server"], False),
-    (["python", "tool.py", "-m", "sglang.launch_server"], False),
-    (["vim", "launch_server.py"], False),
-    (["sglang::scheduler"], False),
-    (["python"], False),
-    ([], False),
-])
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["/v/bin/python", "-m", "sglang.launch_server", "--port", "1"], True),
+        (["python3.12", "-u", "-X", "dev", "-W", "ignore", "-m", "sglang.launch_server"], True),
+        (["/v/bin/python3", "/v/bin/sglang", "serve", "--model", "m"], True),
+        (["python", "-m", "sglang", "serve"], True),
+        (["python", "/src/python/sglang/launch_server.py"], True),
+        (["python", "/v/bin/sglang", "generate"], False),
+        (["bash", "-c", "python -m sglang.launch_server"], False),
+        (["sudo", "python", "-m", "sglang.launch_server"], False),
+        (["python", "-c", "import x", "-m", "sglang.launch_server"], False),
+        (["python", "tool.py", "-m", "sglang.launch_server"], False),
+        (["vim", "launch_server.py"], False),
+        (["sglang::scheduler"], False),
+        (["python"], False),
+        ([], False),
+    ],
+)
 def test_what_is_a_launcher(argv: list[str], expected: bool):
     assert is_launcher(argv) is expected
 
 
-@pytest.mark.parametrize(("cgroups", "unit"), [
-    ("0::/system.slice/sglang.service\n", ("sglang.service", [])),
-    ("1:name=systemd:/system.slice/sglang.service\n0::/\n", ("sglang.service", [])),
-    ("1:name=systemd:/\n0::/system.slice/sglang.service\n", ("sglang.service", [])),
-    ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service\n", ("sglang.service", ["--user"])),
-    ("0::/user.slice/user-1000.slice/session-3.scope\n", ("", [])),
-    ("0::/user.slice/user-1000.slice/user@1000.service/tmux-spawn-1.scope\n", ("", [])),
-    ("0::/system.slice/docker-0a1b.scope\n", ("", [])),
-    ("12:cpu:/a/b\n1:name=systemd:/\n0::/\n", ("", [])),
-    ("", ("", [])),
-])
+@pytest.mark.parametrize(
+    ("cgroups", "unit"),
+    [
+        ("0::/system.slice/sglang.service\n", ("sglang.service", [])),
+        ("1:name=systemd:/system.slice/sglang.service\n0::/\n", ("sglang.service", [])),
+        ("1:name=systemd:/\n0::/system.slice/sglang.service\n", ("sglang.service", [])),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service\n", ("sglang.service", ["--user"])),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ("", [])),
+        ("0::/user.slice/user-1000.slice/user@1000.service/tmux-spawn-1.scope\n", ("", [])),
+        ("0::/system.slice/docker-0a1b.scope\n", ("", [])),
+        ("12:cpu:/a/b\n1:name=systemd:/\n0::/\n", ("", [])),
+        ("", ("", [])),
+    ],
+)
 def test_the_unit_of_a_control_group(cgroups, unit):
     assert unit_of(cgroups) == unit

@@ -26,8 +26,11 @@ def test_rewriting_and_taking_it_back(paths: list[str], end: str, data: st.DataO
     contents = {path: data.draw(st.binary(max_size=8)) for path in paths}
     start = rewrite_record(written([["first,comma", "", ""]], end), contents, [])
     changed = data.draw(st.lists(st.sampled_from(paths), unique=True))
-    after = rewrite_record(start, {path: contents[path] + b"!" for path in changed} | {"sglang/new.py": b"new"},
-                           [".ddtree-patch/sglang/receipt.json"])
+    after = rewrite_record(
+        start,
+        {path: contents[path] + b"!" for path in changed} | {"sglang/new.py": b"new"},
+        [".ddtree-patch/sglang/receipt.json"],
+    )
     untouched = [line for path, (line, _) in record_lines(start).items() if path not in changed]
     assert [line for line in after.splitlines(keepends=True) if line in untouched] == untouched
     assert list(record_lines(after)) == [*record_lines(start), "sglang/new.py", ".ddtree-patch/sglang/receipt.json"]

@@ -11,8 +11,24 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_one_host_and_one_run():
-    done = subprocess.run([sys.executable, "-m", "scripts.bench_apply", "--hosts", "1", "--round-trips", "20",
-                           "--runs", "1", "--ansible"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "scripts.bench_apply",
+            "--hosts",
+            "1",
+            "--round-trips",
+            "20",
+            "--runs",
+            "1",
+            "--ansible",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     bench = json.loads(done.stdout)
     (result,) = bench["results"]

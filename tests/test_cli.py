@@ -44,15 +44,18 @@ def test_options_of_single_commands():
     assert all("--report" in options(name) for name in ("apply", "revert", "restart"))
 
 
-@pytest.mark.parametrize("args", [
-    ["apply", "--nonsense"],
-    ["nonsense"],
-    ["apply"],
-    ["apply", "--local", "--venv", "/v", "--site-packages", "/s"],
-    ["apply", "--local", "--config", "/no/such/hosts.toml"],
-    ["apply", "--host", "-oProxyCommand=x"],
-    ["smoke-test", "--local", "--suite", "/no/such/suite.toml"],
-])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["apply", "--nonsense"],
+        ["nonsense"],
+        ["apply"],
+        ["apply", "--local", "--venv", "/v", "--site-packages", "/s"],
+        ["apply", "--local", "--config", "/no/such/hosts.toml"],
+        ["apply", "--host", "-oProxyCommand=x"],
+        ["smoke-test", "--local", "--suite", "/no/such/suite.toml"],
+    ],
+)
 def test_usage_problems_exit_2_with_one_json_document(capfd, args):
     code, out, err = run(capfd, *args, "--json")
     document = json.loads(out)
@@ -99,8 +102,9 @@ def test_the_commands_of_a_failed_rollback_are_printed(capfd, monkeypatch):
 
 
 def test_junit_is_written_also_when_the_suite_fails(capfd, monkeypatch, tmp_path):
-    failed = HostResult("h", data={"checks": [{"name": "diverse", "passed": False, "detail": "equal"}]},
-                        error=RollbackFailed("x"))
+    failed = HostResult(
+        "h", data={"checks": [{"name": "diverse", "passed": False, "detail": "equal"}]}, error=RollbackFailed("x")
+    )
     monkeypatch.setattr(cli.commands, "smoke_test", lambda **options: Outcome("smoke-test", (failed,)))
     run(capfd, "smoke-test", "--local", "--junit", str(tmp_path / "report.xml"))
     assert 'failures="1"' in (tmp_path / "report.xml").read_text()
@@ -110,10 +114,12 @@ def test_the_report_of_a_client_that_is_killed_has_the_batches_before(tmp_path, 
     make_series(tmp_path / "series/sglang-0.5.11")
     monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "series"))
     config, report = tmp_path / "hosts.toml", tmp_path / "report.json"
-    config.write_text("".join(
-        f'[hosts.{name}]\nlocal = true\nsite_packages = "{make_package(tmp_path / name)}"\n' for name in "abc"))
-    program = start_tool("apply", "--config", config, "--host", "a", "--host", "b", "--host", "c", "--batch", "1",
-                         "--report", report)
+    config.write_text(
+        "".join(f'[hosts.{name}]\nlocal = true\nsite_packages = "{make_package(tmp_path / name)}"\n' for name in "abc")
+    )
+    program = start_tool(
+        "apply", "--config", config, "--host", "a", "--host", "b", "--host", "c", "--batch", "1", "--report", report
+    )
     for line in program.stderr:
         if line.startswith("c: ") and report.exists() and json.loads(report.read_bytes())["hosts"][1]["ok"]:
             break
@@ -149,8 +155,14 @@ def test_a_report_that_can_never_be_written_is_refused_first(capfd, tree, report
 @pytest.mark.parametrize("report", ["/dev/stdout > out.txt", ">(cat > out.txt); wait $!"])
 def test_a_report_on_stdout_or_in_a_pipe_is_one_document(tree, tmp_path, report):
     script = f'"$0" -m patcher apply --site-packages "$1" --report {report}'
-    done = subprocess.run(["bash", "-c", script, sys.executable, tree], check=True, cwd=tmp_path, capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, tree],
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+    )
     said = (tmp_path / "out.txt").read_text()
     document, end = json.JSONDecoder().raw_decode(said)
     assert document["hosts"][0]["changed"] and document["hosts"][0]["summary"] in said[end:] + done.stdout
@@ -167,8 +179,13 @@ def test_without_a_host_the_places_that_were_searched_are_named(capfd, tmp_path,
 def test_as_a_program_without_a_terminal():
     """No prompt, no colour, nothing but ASCII; the progress is not on stdout."""
     environment = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run([sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "list"],
-                          stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "list"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii() and b"\x1b" not in done.stdout and done.stderr == b""
 
@@ -183,8 +200,13 @@ def test_an_empty_value_is_refused(capfd, option):
 @pytest.mark.parametrize(("redirection", "expected"), [("| head -c1", 0), (">&-", 0), ("2>&-", 0), ("> /dev/full", 1)])
 def test_a_stdout_that_takes_nothing(redirection, expected):
     script = f'set -o pipefail; "$0" -m patcher list {redirection}'
-    done = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True, check=False,
-                          env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+    )
     assert done.returncode == expected
     assert "Traceback" not in done.stderr
 
@@ -194,7 +216,11 @@ def test_work_goes_on_when_nobody_takes_the_messages(stub_host, stderr):
     config = stub_host.configure("local")
     stub_host.start_server()
     script = f'"$0" -m patcher apply --local --config "$1" --json {stderr}'
-    done = subprocess.run(["bash", "-c", script, sys.executable, config], stdout=subprocess.PIPE, check=False,
-                          env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)})
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable, config],
+        stdout=subprocess.PIPE,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)},
+    )
     assert done.returncode == 0 and json.loads(done.stdout)["hosts"][0]["changed"]
     assert stub_host.served_identity()

@@ -95,14 +95,18 @@ def test_no_answer_in_time():
         client_of(stub.port).generate({"text": "x", "sampling_params": GREEDY}, timeout=0.2)
 
 
-@pytest.mark.parametrize("answer", [
-    b"",
-    b"SSH-2.0-OpenSSH_9.2\r\n",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nnot json!",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-], ids=["closes at once", "another protocol", "ends early", "no JSON", "no object", "no meta_info"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nnot json!",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+    ids=["closes at once", "another protocol", "ends early", "no JSON", "no object", "no meta_info"],
+)
 def test_an_answer_that_makes_no_sense(answer):
     with raw_stub(answer) as port, pytest.raises(ServerBroke):
         client_of(port).generate({"text": "x", "sampling_params": GREEDY}, timeout=10)

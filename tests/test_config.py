@@ -23,21 +23,32 @@ def test_example_is_valid_and_names_the_documented_host():
     (host,) = config.select(["10.1.2.200"])
     assert host.address == "10.1.2.200"
     assert host.service.args == {
-        "--speculative-algorithm": "DDTREE", "--speculative-ddtree-budget": "32", "--attention-backend": "triton",
+        "--speculative-algorithm": "DDTREE",
+        "--speculative-ddtree-budget": "32",
+        "--attention-backend": "triton",
     }
     assert (host.endpoint.host, host.endpoint.port, host.ready.deadline, host.kernels.require) == (
-        "127.0.0.1", None, 1800.0, True)
+        "127.0.0.1",
+        None,
+        1800.0,
+        True,
+    )
 
 
 def test_the_documented_server_of_two_nodes(tmp_path):
     *_, fragment = re.findall(r"^```toml\n(.*?)^```$", SERVICES.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     hosts = load_config(write(tmp_path, fragment)).select(["kimi-k2"])
     assert [(host.name, host.head, host.server, host.answers) for host in hosts] == [
-        ("kimi-0", "kimi-0", "kimi", True), ("kimi-1", "kimi-0", "kimi", False)]
+        ("kimi-0", "kimi-0", "kimi", True),
+        ("kimi-1", "kimi-0", "kimi", False),
+    ]
 
 
 def test_defaults_are_merged_table_by_table_and_the_host_wins(tmp_path):
-    config = load_config(write(tmp_path, """
+    config = load_config(
+        write(
+            tmp_path,
+            """
         [defaults]
         user = "ops"
         [defaults.service]
@@ -56,7 +67,9 @@ def test_defaults_are_merged_table_by_table_and_the_host_wins(tmp_path):
         [hosts.b]
         group = "lab"
         service = { kind = "none" }
-    """))
+    """,
+        )
+    )
     a, b = config.select(["lab"])
     assert (a.user, a.service.kind, a.service.unit, a.service.scope) == ("root", "systemd", "sglang.service", "user")
     assert (a.endpoint.port, a.endpoint.api_key_env) == (30001, "KEY")
@@ -64,7 +77,10 @@ def test_defaults_are_merged_table_by_table_and_the_host_wins(tmp_path):
 
 
 def test_a_multi_node_server_is_chosen_by_its_name(tmp_path):
-    config = load_config(write(tmp_path, """
+    config = load_config(
+        write(
+            tmp_path,
+            """
         [hosts.n0]
         server = "kimi"
         group = "lab"
@@ -72,7 +88,9 @@ def test_a_multi_node_server_is_chosen_by_its_name(tmp_path):
         server = "kimi"
         [hosts.other]
         group = "lab"
-    """))
+    """,
+        )
+    )
     assert [host.name for host in config.select(["kimi"])] == ["n0", "n1"]
     assert [host.name for host in config.select(["lab", "kimi"])] == ["n0", "other", "n1"]
     assert [host.name for host in config.limit(config.select(["lab"]), ["kim?"])] == ["n0"]
@@ -113,30 +131,33 @@ def test_search_order(tmp_path, monkeypatch):
     assert list(load_config().hosts) == ["here"]
 
 
-@pytest.mark.parametrize(("text", "named"), [
-    ("[hosts.a.kernels]\nrequrie = false\n", "hosts.a.kernels.requrie"),
-    ("[hosts.a]\nname = 'b'\n", "hosts.a.name"),
-    ("[hots.a]\n", "hots"),
-    ("[defaults]\naddress = 'x'\n", "defaults.address"),
-    ("[hosts.a]\nport = '22'\n", "hosts.a.port"),
-    ("[hosts.a]\nport = true\n", "hosts.a.port"),
-    ("[hosts.a]\nport = 70000\n", "hosts.a.port"),
-    ("[hosts.a]\nsudo = 'yes'\n", "hosts.a.sudo"),
-    ("[hosts.a]\nservice = 'systemd'\n", "hosts.a.service"),
-    ("[hosts.a.ready]\ndeadline = -1\n", "hosts.a.ready.deadline"),
-    ("[hosts.a.ready]\ndeadline = inf\n", "hosts.a.ready.deadline"),
-    ("[hosts.a.service]\nkind = 'upstart'\n", "hosts.a.service.kind"),
-    ("[hosts.a.service]\nkind = 'systemd'\n", "hosts.a.service.unit"),
-    ("[hosts.a.service]\nkind = 'command'\n", "hosts.a.service.restart"),
-    ("[hosts.a.service]\nkind = 'command'\nrestart = 'sh -c x'\n", "hosts.a.service.restart"),
-    ("[hosts.a.service]\nkind = 'systemd'\nunit = 'x'\nscope = 'root'\n", "hosts.a.service.scope"),
-    ("[hosts.a.service]\nkind = 'none'\nargs = { '--x' = '1' }\n", "hosts.a.service.args"),
-    ("[hosts.a.service.args]\nspeculative = '1'\n", "hosts.a.service.args.speculative"),
-    ("[hosts.a.service.args]\n'--x' = ['1']\n", "hosts.a.service.args.--x"),
-    ("[hosts.a]\nvenv = '/v'\nsite_packages = '/s'\n", "hosts.a"),
-    ("[hosts.a]\n[hosts.b]\ngroup = 'a'\n", "hosts.b.group"),
-    ("[hosts.a]\nserver = 'k'\n[hosts.b]\ngroup = 'k'\n", "hosts.b.group"),
-])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[hosts.a.kernels]\nrequrie = false\n", "hosts.a.kernels.requrie"),
+        ("[hosts.a]\nname = 'b'\n", "hosts.a.name"),
+        ("[hots.a]\n", "hots"),
+        ("[defaults]\naddress = 'x'\n", "defaults.address"),
+        ("[hosts.a]\nport = '22'\n", "hosts.a.port"),
+        ("[hosts.a]\nport = true\n", "hosts.a.port"),
+        ("[hosts.a]\nport = 70000\n", "hosts.a.port"),
+        ("[hosts.a]\nsudo = 'yes'\n", "hosts.a.sudo"),
+        ("[hosts.a]\nservice = 'systemd'\n", "hosts.a.service"),
+        ("[hosts.a.ready]\ndeadline = -1\n", "hosts.a.ready.deadline"),
+        ("[hosts.a.ready]\ndeadline = inf\n", "hosts.a.ready.deadline"),
+        ("[hosts.a.service]\nkind = 'upstart'\n", "hosts.a.service.kind"),
+        ("[hosts.a.service]\nkind = 'systemd'\n", "hosts.a.service.unit"),
+        ("[hosts.a.service]\nkind = 'command'\n", "hosts.a.service.restart"),
+        ("[hosts.a.service]\nkind = 'command'\nrestart = 'sh -c x'\n", "hosts.a.service.restart"),
+        ("[hosts.a.service]\nkind = 'systemd'\nunit = 'x'\nscope = 'root'\n", "hosts.a.service.scope"),
+        ("[hosts.a.service]\nkind = 'none'\nargs = { '--x' = '1' }\n", "hosts.a.service.args"),
+        ("[hosts.a.service.args]\nspeculative = '1'\n", "hosts.a.service.args.speculative"),
+        ("[hosts.a.service.args]\n'--x' = ['1']\n", "hosts.a.service.args.--x"),
+        ("[hosts.a]\nvenv = '/v'\nsite_packages = '/s'\n", "hosts.a"),
+        ("[hosts.a]\n[hosts.b]\ngroup = 'a'\n", "hosts.b.group"),
+        ("[hosts.a]\nserver = 'k'\n[hosts.b]\ngroup = 'k'\n", "hosts.b.group"),
+    ],
+)
 def test_what_is_not_known_is_refused_with_file_and_key(tmp_path, text, named):
     path = write(tmp_path, text)
     with pytest.raises(UsageProblem) as refused:

@@ -77,9 +77,11 @@ def test_http(local: LocalConnection):
 def sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sudo that lets one interpreter through, as sudoers would say NOPASSWD for it alone."""
     stand_in = tmp_path / "sudo"
-    stand_in.write_text('#!/bin/sh\n[ "$1 $2" = "-n --" ] || exit 99\nshift 2\n'
-                        'case "$1" in */allowed) shift; exec "$@";; esac\n'
-                        'echo "sudo: a password is required" >&2\nexit 1\n')
+    stand_in.write_text(
+        '#!/bin/sh\n[ "$1 $2" = "-n --" ] || exit 99\nshift 2\n'
+        'case "$1" in */allowed) shift; exec "$@";; esac\n'
+        'echo "sudo: a password is required" >&2\nexit 1\n'
+    )
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return stand_in

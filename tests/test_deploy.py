@@ -59,8 +59,14 @@ def run(*names, keep_going=False, job=FakeJob, batch=0, so_far=lambda outcome: N
     log = []
     progress = Progress(console_for(io.StringIO()))
     hosts = [HostSettings(name) for name in names]
-    outcome = deploy.run_on_hosts("apply", hosts, lambda h, c, r, node: job(h, c, r, log), progress,
-                                  deploy.Rollout(keep_going=keep_going, batch=batch), so_far)
+    outcome = deploy.run_on_hosts(
+        "apply",
+        hosts,
+        lambda h, c, r, node: job(h, c, r, log),
+        progress,
+        deploy.Rollout(keep_going=keep_going, batch=batch),
+        so_far,
+    )
     return outcome, log
 
 
@@ -141,9 +147,16 @@ def test_an_interrupt_ends_each_job_before_its_next_step(connections, monkeypatc
 def test_what_is_known_is_told_after_every_wave(connections):
     told = []
     outcome, _ = run("a", "b", "smoke", batch=1, so_far=lambda outcome: told.append(codes(outcome)))
-    assert told == [
-        {"a": 130, "b": 130, "smoke": 130}, {"a": 0, "b": 130, "smoke": 130}, {"a": 0, "b": 0, "smoke": 130},
-        {"a": 0, "b": 0, "smoke": 7}] and codes(outcome) == told[-1]
+    assert (
+        told
+        == [
+            {"a": 130, "b": 130, "smoke": 130},
+            {"a": 0, "b": 130, "smoke": 130},
+            {"a": 0, "b": 0, "smoke": 130},
+            {"a": 0, "b": 0, "smoke": 7},
+        ]
+        and codes(outcome) == told[-1]
+    )
 
 
 class Hung(FakeJob):

@@ -43,7 +43,9 @@ def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tm
     series = fork.export(work, "sglang", "0.5.11", first)
     check_against(series, PRISTINE)
     assert [(patch.name, patch.stage, patch.purpose) for patch in series.patches] == [
-        ("tree", "ddtree", "Builds the tree."), ("sample", "temperature", "Samples from it.")]  # fmt: skip
+        ("tree", "ddtree", "Builds the tree."),
+        ("sample", "temperature", "Samples from it."),
+    ]
     for stage in ("ddtree", "temperature"):
         for path in series.files:
             assert series.render(path, PRISTINE[path], stage) == files_after(stage)[path]
@@ -94,14 +96,17 @@ def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("message", "said"), [
-    ("tree\n\nBuilds.\n", "needs one trailer"),
-    ("tree\n\nBuilds.\n\nStage: other", "needs one trailer"),
-    ("tree\n\nBuilds.\n\nStage: ddtree\nStage: temperature", "needs one trailer"),
-    ("Tree builder\n\nBuilds.\n\nStage: ddtree", "small letters"),
-    ("../tree\n\nBuilds.\n\nStage: ddtree", "small letters"),
-    ("tree\n\nStage: ddtree", "what the patch is for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("tree\n\nBuilds.\n", "needs one trailer"),
+        ("tree\n\nBuilds.\n\nStage: other", "needs one trailer"),
+        ("tree\n\nBuilds.\n\nStage: ddtree\nStage: temperature", "needs one trailer"),
+        ("Tree builder\n\nBuilds.\n\nStage: ddtree", "small letters"),
+        ("../tree\n\nBuilds.\n\nStage: ddtree", "small letters"),
+        ("tree\n\nStage: ddtree", "what the patch is for"),
+    ],
+)
 def test_messages_that_are_refused(work, tmp_path, message, said):
     write(work, {ARGS: DDTREE[ARGS]})
     commit(work, message)
@@ -148,8 +153,9 @@ def nothing(work):
     pass
 
 
-@pytest.mark.parametrize("change", [rename, make_executable, link, become_a_link, executable_file, binary, outside,
-                                    submodule, nothing])  # fmt: skip
+@pytest.mark.parametrize(
+    "change", [rename, make_executable, link, become_a_link, executable_file, binary, outside, submodule, nothing]
+)
 def test_changes_that_are_refused(work, tmp_path, change):
     change(work)
     if change is submodule:
@@ -186,7 +192,11 @@ def test_new_empty_and_removed_files(work, tmp_path):
     commit(work, "tree\n\nx\n\nStage: ddtree")
     series = fork.export(work, "sglang", "0.5.11", tmp_path / "out")
     assert {path: series.render(path, PRISTINE.get(path), "ddtree") for path in series.files} == {
-        "sglang/empty.py": b"", "sglang/größe.py": b"x\n", "sglang/no_end.py": b"x", INFO: None}  # fmt: skip
+        "sglang/empty.py": b"",
+        "sglang/größe.py": b"x\n",
+        "sglang/no_end.py": b"x",
+        INFO: None,
+    }
 
 
 def test_a_wheel_that_is_another_or_damaged(tmp_path, wheel):

@@ -40,8 +40,11 @@ def target(listener: socket.socket, **settings: object) -> SshTarget:
 def reads(failure: HostUnreachable, awaited: str) -> bool:
     """Whether it says what was waited for, how long, and what to do."""
     assert type(failure) is HostUnreachable and failure.where == "gpu"
-    return (re.search(rf"127.0.0.1:\d+ took the connection, .* waited 0.5 s for {awaited}", failure.what) is not None
-            and "`ssh -v gpu true`" in failure.next_step and "ConnectTimeout" in failure.next_step)
+    return (
+        re.search(rf"127.0.0.1:\d+ took the connection, .* waited 0.5 s for {awaited}", failure.what) is not None
+        and "`ssh -v gpu true`" in failure.next_step
+        and "ConnectTimeout" in failure.next_step
+    )
 
 
 def test_no_first_line(silent):
@@ -125,14 +128,17 @@ def test_no_answer_to_the_login(silent, served, tmp_path, with_key):
     assert reads(failed.value, "an answer to the login of root")
 
 
-@pytest.mark.parametrize(("what", "awaited"), [("session", "a channel, after the login"),
-                                               ("program", "a program to start")])
+@pytest.mark.parametrize(
+    ("what", "awaited"), [("session", "a channel, after the login"), ("program", "a program to start")]
+)
 def test_no_answer_after_the_login(silent, served, tmp_path, what, awaited):
     key = served(Sleeping(what))
     (tmp_path / "known_hosts").write_text(
-        f"[127.0.0.1]:{silent.getsockname()[1]} {key.get_name()} {key.get_base64()}\n")
-    patient = dataclasses.replace(target(silent, known_hosts=(tmp_path / "known_hosts",), identities_only=True),
-                                  connect_timeout=60)
+        f"[127.0.0.1]:{silent.getsockname()[1]} {key.get_name()} {key.get_base64()}\n"
+    )
+    patient = dataclasses.replace(
+        target(silent, known_hosts=(tmp_path / "known_hosts",), identities_only=True), connect_timeout=60
+    )
     with SshConnection(patient) as connection:
         connection.target = target(silent)
         with pytest.raises(HostUnreachable) as failed:
@@ -146,11 +152,13 @@ def hosts(silent: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     make_series(tmp_path / "series/sglang-0.5.11")
     monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(tmp_path / "series"))
     (tmp_path / "ssh_config").write_text(
-        f"Host hung\n HostName 127.0.0.1\n Port {silent.getsockname()[1]}\n ConnectTimeout 3600\n")
+        f"Host hung\n HostName 127.0.0.1\n Port {silent.getsockname()[1]}\n ConnectTimeout 3600\n"
+    )
     monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(tmp_path / "ssh_config"))
     config = tmp_path / "hosts.toml"
-    config.write_text(f'[hosts.tree]\nlocal = true\nsite_packages = "{make_package(tmp_path / "site-packages")}"\n'
-                      "[hosts.hung]\n")
+    config.write_text(
+        f'[hosts.tree]\nlocal = true\nsite_packages = "{make_package(tmp_path / "site-packages")}"\n[hosts.hung]\n'
+    )
     return config
 
 
@@ -165,8 +173,17 @@ def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
     """The first lets the hosts end what they are at, the second waits for nothing; each host is in the list. So does a
     supervisor that ends the program, and a terminal that is closed."""
     # What started these tests may ignore signals, as a shell does for what it runs in the background; it is inherited.
-    program = start_tool("apply", "--config", hosts, "--host", "tree", "--host", "hung", "--json",
-                         around=("env", "--default-signal=INT,TERM,HUP"))
+    program = start_tool(
+        "apply",
+        "--config",
+        hosts,
+        "--host",
+        "tree",
+        "--host",
+        "hung",
+        "--json",
+        around=("env", "--default-signal=INT,TERM,HUP"),
+    )
     connecting = seen = False
     while not (connecting and seen):
         line = program.stderr.readline()
@@ -186,8 +203,15 @@ def test_ctrl_c_twice_ends_at_once_with_130_and_the_list(hosts, by):
 
 
 def test_what_ignores_a_closed_terminal_goes_on(hosts):
-    program = start_tool("list", "--config", hosts, "--host", "hung", "--json",
-                         around=("env", "--default-signal=TERM", "--ignore-signal=HUP"))
+    program = start_tool(
+        "list",
+        "--config",
+        hosts,
+        "--host",
+        "hung",
+        "--json",
+        around=("env", "--default-signal=TERM", "--ignore-signal=HUP"),
+    )
     read_to(program, "hung: connect")
     program.send_signal(signal.SIGHUP)
     program.send_signal(signal.SIGTERM)
@@ -200,8 +224,9 @@ def test_what_ignores_a_closed_terminal_goes_on(hosts):
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_that_come_together_are_one(hosts, by):
     """As from timeout(1), or from a terminal that is closed: what a host is at is still waited for."""
-    program = start_tool("apply", "--config", hosts, "--host", "hung", "--json",
-                         around=("env", "--default-signal=INT,TERM,HUP"))
+    program = start_tool(
+        "apply", "--config", hosts, "--host", "hung", "--json", around=("env", "--default-signal=INT,TERM,HUP")
+    )
     read_to(program, "hung: connect")
     program.send_signal(by)
     program.send_signal(by)
@@ -214,11 +239,13 @@ def test_signals_that_come_together_are_one(hosts, by):
 
 
 def test_an_interrupt_before_the_command_line_could_see_to_it_is_one_document_too():
-    source = ("import sys, patcher.cli\n"
-              "def interrupted(): raise KeyboardInterrupt\n"
-              "patcher.cli.main = interrupted\n"
-              "from patcher.__main__ import run\n"
-              "sys.exit(run())")
+    source = (
+        "import sys, patcher.cli\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "patcher.cli.main = interrupted\n"
+        "from patcher.__main__ import run\n"
+        "sys.exit(run())"
+    )
     done = subprocess.run([sys.executable, "-c", source, "list", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 130 and "error: stopped" in done.stderr
     assert json.loads(done.stdout)["exit_code"] == 130

@@ -14,29 +14,43 @@ from patcher.kernels import FOLLOW, GREEDY, REFUSED, VERIFY, KernelReport, kerne
 
 GOOD = KernelReport(
     versions={"python": "3.12.3", "sglang": "0.5.11", "sglang-kernel": "0.4.2", "torch": "2.11.0"},
-    driver="580.1", cuda="13.0", gpus=("H200",),
+    driver="580.1",
+    cuda="13.0",
+    gpus=("H200",),
     imports={role: {"path": f"sgl_kernel.{role}", "problem": None} for role in ("verify", "top_k", "top_p")},
     trees={"trees": 1000, "wrong": 0, "first_wrong": None},
     traps={"coin_0_accepts_impossible_child": {"as_known": True, "found": [1, 1]}},
-    renorm={"top_k": True, "top_p": True}, sglang_available=True, sglang_problem=None, torch_problem=None, problem=None,
-    where="host")
+    renorm={"top_k": True, "top_p": True},
+    sglang_available=True,
+    sglang_problem=None,
+    torch_problem=None,
+    problem=None,
+    where="host",
+)
 BROKEN_IMPORT = {"path": "sgl_kernel.x", "problem": "ImportError: undefined symbol: _ZN3c10"}
 NO_OP = dataclasses.replace(
-    GOOD, imports={**GOOD.imports, "verify": BROKEN_IMPORT},
-    trees=None, traps=None, sglang_available=False)
+    GOOD, imports={**GOOD.imports, "verify": BROKEN_IMPORT}, trees=None, traps=None, sglang_available=False
+)
 NO_GPU = dataclasses.replace(GOOD, gpus=(), trees=None, traps=None, renorm=None)
 RAISES = dataclasses.replace(GOOD, trees=None, traps=None, problem="AttributeError: '_OpNamespace' has no attribute")
-WRONG = dataclasses.replace(GOOD, trees={"trees": 1000, "wrong": 2, "first_wrong": {
-    "after": 8, "predicts": {"expected": [1], "found": [2]}}})
+WRONG = dataclasses.replace(
+    GOOD, trees={"trees": 1000, "wrong": 2, "first_wrong": {"after": 8, "predicts": {"expected": [1], "found": [2]}}}
+)
 
 
-@pytest.mark.parametrize(("version", "module"), [
-    ("0.5.11", "sgl_kernel"), ("0.5.20", "sgl_kernel"), ("0.5.21", "sglang.kernels.ops.speculative.sampling"),
-    ("0.5.22", "sglang.kernels.ops.speculative.sampling"),
-    ("0.5.23", "sglang.kernels.ops.speculative.verify_sampling"), ("0.5.17.post1", "sgl_kernel"),
-    ("0.6.0", "sglang.kernels.ops.speculative.verify_sampling"),
-    ("0.5.23+cu129", "sglang.kernels.ops.speculative.verify_sampling"),
-])
+@pytest.mark.parametrize(
+    ("version", "module"),
+    [
+        ("0.5.11", "sgl_kernel"),
+        ("0.5.20", "sgl_kernel"),
+        ("0.5.21", "sglang.kernels.ops.speculative.sampling"),
+        ("0.5.22", "sglang.kernels.ops.speculative.sampling"),
+        ("0.5.23", "sglang.kernels.ops.speculative.verify_sampling"),
+        ("0.5.17.post1", "sgl_kernel"),
+        ("0.6.0", "sglang.kernels.ops.speculative.verify_sampling"),
+        ("0.5.23+cu129", "sglang.kernels.ops.speculative.verify_sampling"),
+    ],
+)
 def test_where_each_release_has_the_op(version, module):
     assert ops_of(version)["verify"] == (module, VERIFY)
 
@@ -55,7 +69,7 @@ def test_a_missing_kernel_fails_and_says_what_is_used_instead(report):
     assert "kernels.require" in caught.value.next_step
     for line in ("torch 2.11.0", "sglang-kernel 0.4.2", "CUDA 13.0", "driver 580.1"):
         assert line in caught.value.detail
-    warning, = report.check(require=False, stage="temperature")
+    (warning,) = report.check(require=False, stage="temperature")
     assert FOLLOW in warning
     assert GREEDY in report.check(require=False, stage=None)[0]
     assert REFUSED in report.check(require=False, stage="ddtree")[0]
@@ -66,8 +80,10 @@ def test_an_undefined_symbol_is_named():
         NO_OP.check(require=True, stage=None)
 
 
-@pytest.mark.parametrize(("report", "what"), [(RAISES, "the call raises: AttributeError"),
-                                              (WRONG, "differs from the reference walk in predicts")])
+@pytest.mark.parametrize(
+    ("report", "what"),
+    [(RAISES, "the call raises: AttributeError"), (WRONG, "differs from the reference walk in predicts")],
+)
 def test_a_wrong_kernel_fails_even_where_none_is_required(report, what):
     with pytest.raises(KernelProblem, match=what):
         report.check(require=False, stage="temperature")
@@ -82,13 +98,13 @@ def test_wrong_renormalisation_fails():
 
 def test_a_trap_that_changed_is_a_warning():
     report = dataclasses.replace(GOOD, traps={"nan_gives_last_token": {"as_known": False, "found": [0, 0]}})
-    warning, = report.check(require=True, stage="temperature")
+    (warning,) = report.check(require=True, stage="temperature")
     assert "nan_gives_last_token" in warning
 
 
 def test_sglang_that_does_not_use_a_working_kernel_is_a_warning():
     report = dataclasses.replace(GOOD, sglang_available=False)
-    warning, = report.check(require=True, stage="temperature")
+    (warning,) = report.check(require=True, stage="temperature")
     assert FOLLOW in warning
 
 
@@ -97,8 +113,13 @@ def ask_here(before="pass"):
 
     def ask(op, *, source, argv, env, timeout):
         code = f"import sys;{before};exec(compile(sys.stdin.read(),'probe','exec'))"
-        done = subprocess.run([sys.executable, "-I", "-c", code, *argv], input=source.encode(), capture_output=True,
-                              timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code, *argv],
+            input=source.encode(),
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
         return {"rc": done.returncode, "stdout": done.stdout.decode(), "stderr": done.stderr.decode()}
 
     return ask
@@ -116,7 +137,8 @@ def test_the_probe_names_an_import_that_breaks(tmp_path):
     package = tmp_path / "sgl_kernel"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "print('noise')\nraise ImportError('x.so: undefined symbol: _ZN3c1013Message')\n")
+        "print('noise')\nraise ImportError('x.so: undefined symbol: _ZN3c1013Message')\n"
+    )
     report = kernel_report(ask_here(f"sys.path.insert(0, {str(tmp_path)!r})"), version="0.5.11", where="host")
     with pytest.raises(KernelProblem, match="undefined symbol: _ZN3c1013Message"):
         report.check(require=True, stage=None)

@@ -72,7 +72,11 @@ def test_partly_applied_by_hand_is_completed_when_every_hash_is_known(series, tm
     plan = make_plan(series, "ddtree", inspection(root, PATHS))
     assert plan.stage_from == "mixed"
     assert {action.path: action.kind for action in plan.actions} == {
-        ARGS: "already", INFO: "already", NEW: "create", WORKER: "modify"}  # fmt: skip
+        ARGS: "already",
+        INFO: "already",
+        NEW: "create",
+        WORKER: "modify",
+    }
     assert {action.path: action.state for action in plan.actions}[WORKER] == "pristine"
 
 
@@ -105,17 +109,20 @@ def test_a_tree_patched_by_hand_can_be_reverted_without_a_receipt(series, tmp_pa
     assert read(root) == only(PRISTINE)
 
 
-@pytest.mark.parametrize(("old", "new", "line", "expected", "installed", "place"), [
-    (b"ARG_20 = 20", b"ARG_20 = 21", 21, "'ARG_20 = 20'", "'ARG_20 = 21'", "hunk 1 of ddtree-all"),
-    (b"ARG_19 = 19", b"zzz", 20, "'ARG_19 = 19'", "'zzz'", "hunk 1 of ddtree-all"),
-    (b"ARG_3 = 3\n", b"ARG_3 = 4\n", 4, "another line", "'ARG_3 = 4'", "outside of the lines"),
-    (b"ARG_20 = 20\n", b"ARG_20 = 20\r\n", 21, "'ARG_20 = 20'", r"'ARG_20 = 20\r'", "hunk 1 of ddtree-all"),
-    (b"ARG_1 = 1\n", b"", 2, "another line", "'ARG_2 = 2'", "outside of the lines"),
-    (b"ARG_1 = 1\n", b"ARG_1 = 1\nmore\n", 3, "another line", "'more'", "outside of the lines"),
-    (b"ARG_39 = 39\n", b"ARG_39 = 39\nmore\n", 41, "end of file", "'more'", "outside of the lines"),
-    (b"ARG_39 = 39\n", b"ARG_39 = 39", 40, "another line", "without a line end", "outside of the lines"),
-    (b"ARG_39 = 39\n", b"", 40, "another line", "end of file", "outside of the lines"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "line", "expected", "installed", "place"),
+    [
+        (b"ARG_20 = 20", b"ARG_20 = 21", 21, "'ARG_20 = 20'", "'ARG_20 = 21'", "hunk 1 of ddtree-all"),
+        (b"ARG_19 = 19", b"zzz", 20, "'ARG_19 = 19'", "'zzz'", "hunk 1 of ddtree-all"),
+        (b"ARG_3 = 3\n", b"ARG_3 = 4\n", 4, "another line", "'ARG_3 = 4'", "outside of the lines"),
+        (b"ARG_20 = 20\n", b"ARG_20 = 20\r\n", 21, "'ARG_20 = 20'", r"'ARG_20 = 20\r'", "hunk 1 of ddtree-all"),
+        (b"ARG_1 = 1\n", b"", 2, "another line", "'ARG_2 = 2'", "outside of the lines"),
+        (b"ARG_1 = 1\n", b"ARG_1 = 1\nmore\n", 3, "another line", "'more'", "outside of the lines"),
+        (b"ARG_39 = 39\n", b"ARG_39 = 39\nmore\n", 41, "end of file", "'more'", "outside of the lines"),
+        (b"ARG_39 = 39\n", b"ARG_39 = 39", 40, "another line", "without a line end", "outside of the lines"),
+        (b"ARG_39 = 39\n", b"", 40, "another line", "end of file", "outside of the lines"),
+    ],
+)
 def test_drift_names_the_first_differing_line(series, tmp_path, old, new, line, expected, installed, place):
     root = make_package(tmp_path, PRISTINE | {ARGS: PRISTINE[ARGS].replace(old, new, 1)})
     with pytest.raises(Drift) as caught:
@@ -157,10 +164,15 @@ def test_another_build_of_the_distribution_is_called_that(series, tmp_path):
         make_plan(series, "ddtree", inspection(root, PATHS, record={ARGS: sha(other)}))
 
 
-@pytest.mark.parametrize(("there", "outcome"), [
-    (DDTREE[NEW], "already"), (b"", "it is empty"), (b"mine\n", "not a version"),
-    (DDTREE[NEW] + b"more\n", "line 3: expected end of file, installed 'more'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("there", "outcome"),
+    [
+        (DDTREE[NEW], "already"),
+        (b"", "it is empty"),
+        (b"mine\n", "not a version"),
+        (DDTREE[NEW] + b"more\n", "line 3: expected end of file, installed 'more'"),
+    ],
+)
 def test_a_new_file_that_exists_already(series, tmp_path, there, outcome):
     root = make_package(tmp_path, PRISTINE | {NEW: there})
     if outcome == "already":
@@ -186,7 +198,8 @@ def test_v2_over_v1(series, tmp_path):
     execute(second, root)
     assert read(root) == only(files_after("temperature")) and (root / dropped).read_bytes() == b""
     assert {path: row["before"] for path, row in second.receipt()["files"].items()} == {
-        path: sha(PRISTINE[path]) for path in PATHS}  # fmt: skip
+        path: sha(PRISTINE[path]) for path in PATHS
+    }
 
 
 def test_v2_over_v1_without_the_backups_is_refused(series, tmp_path):

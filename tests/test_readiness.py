@@ -29,8 +29,17 @@ def free_port():
 
 def wait(service, client, clock=None, deadline_s=1800.0, paths=tuple(SAMPLING_PATHS), progress=None):
     clock = clock or FakeClock()
-    return wait_ready(service, client, paths, Prompt("p", text="x"), deadline_s=deadline_s, started_after=STARTED_AFTER,
-                      progress=progress or (lambda text: None), now=clock.now, sleep=clock.sleep)
+    return wait_ready(
+        service,
+        client,
+        paths,
+        Prompt("p", text="x"),
+        deadline_s=deadline_s,
+        started_after=STARTED_AFTER,
+        progress=progress or (lambda text: None),
+        now=clock.now,
+        sleep=clock.sleep,
+    )
 
 
 def test_every_sampling_path_is_asked_once_with_temperature_1():
@@ -38,7 +47,12 @@ def test_every_sampling_path_is_asked_once_with_temperature_1():
         report = wait(FakeService(process()), client_of(stub.port))
     asked = [request["sampling_params"] for _, request, _ in stub.requests]
     assert [set(params) - {"temperature", "max_new_tokens"} for params in asked] == [
-        set(), {"top_k"}, {"top_p"}, {"top_k", "top_p"}, {"min_p"}]
+        set(),
+        {"top_k"},
+        {"top_p"},
+        {"top_k", "top_p"},
+        {"min_p"},
+    ]
     assert all(params["temperature"] == 1.0 for params in asked)
     assert list(report.warmed) == list(SAMPLING_PATHS)
     assert report.pid == 10 and report.listener_verified
@@ -51,8 +65,12 @@ def test_waits_for_process_port_and_health_in_turn():
     with StubServer(unavailable=3) as stub:
         wait(FakeService(old, None, starting, starting, process()), client_of(stub.port), progress=told.append)
     waits = [text.rpartition(",")[0] for text in told]
-    assert waits[:4] == ["waiting for the new server process", "waiting for the new server process",
-                         "waiting for the server to listen", "waiting for the server to listen"]
+    assert waits[:4] == [
+        "waiting for the new server process",
+        "waiting for the new server process",
+        "waiting for the server to listen",
+        "waiting for the server to listen",
+    ]
     assert waits[4:7] == ["waiting for /health (HTTP 503)"] * 3
 
 
@@ -69,8 +87,17 @@ def test_refused_then_503_then_200():
 
     told = []
     try:
-        wait_ready(FakeService(process()), client_of(port), ["top_k"], Prompt("p", text="x"), deadline_s=100,
-                   started_after=STARTED_AFTER, progress=told.append, now=clock.now, sleep=sleep)
+        wait_ready(
+            FakeService(process()),
+            client_of(port),
+            ["top_k"],
+            Prompt("p", text="x"),
+            deadline_s=100,
+            started_after=STARTED_AFTER,
+            progress=told.append,
+            now=clock.now,
+            sleep=sleep,
+        )
     finally:
         stub.__exit__()
     told = "\n".join(told)
@@ -80,12 +107,21 @@ def test_refused_then_503_then_200():
 def test_health_alone_is_not_enough_and_the_deadline_says_what_was_waited_for():
     told = []
     with StubServer("hangs") as stub, pytest.raises(NotReady) as caught:
-        wait_ready(FakeService(process()), client_of(stub.port), ["top_k_top_p"], Prompt("p", text="x"), deadline_s=0.5,
-                   started_after=STARTED_AFTER, progress=told.append)
+        wait_ready(
+            FakeService(process()),
+            client_of(stub.port),
+            ["top_k_top_p"],
+            Prompt("p", text="x"),
+            deadline_s=0.5,
+            started_after=STARTED_AFTER,
+            progress=told.append,
+        )
     assert "waiting for first top_k+top_p request" in caught.value.what
     assert "deadline of 0.5 s" in caught.value.what
-    assert any(text.startswith("waiting for first top_k+top_p request: kernels may compile for minutes, 0 s so far")
-               for text in told)
+    assert any(
+        text.startswith("waiting for first top_k+top_p request: kernels may compile for minutes, 0 s so far")
+        for text in told
+    )
     assert caught.value.detail == "line 1\nline 2"
 
 

@@ -9,14 +9,7 @@ import pytest
 from rich.console import Console
 
 from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
-from patcher.report import (
-    console_for,
-    error_to_json,
-    print_error,
-    print_outcome,
-    to_json,
-    to_junit,
-)
+from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
 from patcher.report_file import ReportFile
 from patcher.result import FAILED, SKIPPED, HostResult, Outcome
 
@@ -50,21 +43,38 @@ def test_json_is_one_document_with_a_fixed_shape():
     document = json.loads(to_json(Outcome("apply", (good,))))
     assert set(document) == {"ok", "command", "tool", "exit_code", "hosts", "error"}
     assert set(document["hosts"][0]) == {
-        "host", "ok", "summary", "changed", "steps", "not_done", "error", "round_trips"}
+        "host",
+        "ok",
+        "summary",
+        "changed",
+        "steps",
+        "not_done",
+        "error",
+        "round_trips",
+    }
     assert document["ok"] is True and document["exit_code"] == 0 and document["error"] is None
     early = json.loads(error_to_json(Drift("x.py differs", where="h", next_step="restore it"), "apply"))
     assert early["ok"] is False and early["hosts"] == [] and early["exit_code"] == 4
-    assert early["error"] == {"error": "Drift", "what": "x.py differs", "where": "h", "next": "restore it",
-                              "detail": "", "exit_code": 4}
+    assert early["error"] == {
+        "error": "Drift",
+        "what": "x.py differs",
+        "where": "h",
+        "next": "restore it",
+        "detail": "",
+        "exit_code": 4,
+    }
 
 
-@pytest.mark.parametrize(("errors", "code"), [
-    ([None, None], 0),
-    ([Drift("d"), None], 10),
-    ([Drift("d"), SmokeFailed("s")], 10),
-    ([Drift("d"), Drift("e")], 4),
-    ([SmokeFailed("s")], 7),
-])
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([None, None], 0),
+        ([Drift("d"), None], 10),
+        ([Drift("d"), SmokeFailed("s")], 10),
+        ([Drift("d"), Drift("e")], 4),
+        ([SmokeFailed("s")], 7),
+    ],
+)
 def test_exit_code_of_several_hosts(errors, code):
     outcome = Outcome("apply", tuple(failed(f"h{i}", error) for i, error in enumerate(errors)))
     assert outcome.as_dict()["exit_code"] == code
@@ -79,14 +89,17 @@ def test_text_is_ascii_without_markup_or_control_characters():
 
 
 def test_text_shows_plan_files_checks_and_rows():
-    result = HostResult("h", data={
-        "facts": {"installed": "sglang 0.5.11"},
-        "plan": {"actions": [{"path": "pkg/a.py", "kind": "modify", "before": "a" * 64, "after": "b" * 64}]},
-        "files": [{"path": "pkg/b.py", "state": "pristine", "sha256": None}],
-        "checks": [{"name": "diverse", "passed": False, "detail": "16 equal texts"}],
-        "temperatures": [{"temperature": 0.6, "accept_length": 2.8123456}],
-        "lines": [{"what": "apply", "when": "now"}, {"what": "revert", "who": "ops"}],
-    })
+    result = HostResult(
+        "h",
+        data={
+            "facts": {"installed": "sglang 0.5.11"},
+            "plan": {"actions": [{"path": "pkg/a.py", "kind": "modify", "before": "a" * 64, "after": "b" * 64}]},
+            "files": [{"path": "pkg/b.py", "state": "pristine", "sha256": None}],
+            "checks": [{"name": "diverse", "passed": False, "detail": "16 equal texts"}],
+            "temperatures": [{"temperature": 0.6, "accept_length": 2.8123456}],
+            "lines": [{"what": "apply", "when": "now"}, {"what": "revert", "who": "ops"}],
+        },
+    )
     shown = text_of(Outcome("x", (result,)))
     for expected in ("sglang 0.5.11", "aaaaaaaaaaaa", "pkg/b.py", "FAIL", "16 equal texts", "2.812", "ops"):
         assert expected in shown
@@ -95,8 +108,9 @@ def test_text_shows_plan_files_checks_and_rows():
 def test_error_text_has_what_where_next_and_the_commands_on_lines_of_their_own():
     stream = io.StringIO()
     long_command = "python3 -m sglang.launch_server " + " ".join(f"--flag-{i} value" for i in range(40))
-    error = RollbackFailed("the old server did not start", where="h", next_step="run these", commands=[long_command],
-                           detail="last line\n")
+    error = RollbackFailed(
+        "the old server did not start", where="h", next_step="run these", commands=[long_command], detail="last line\n"
+    )
     print_error(error, console_for(stream))
     lines = stream.getvalue().splitlines()
     assert lines[:3] == ["error: the old server did not start", "  where: h", "  next: run these"]
@@ -108,8 +122,10 @@ def test_commands_that_only_a_failure_of_the_others_needs_are_printed_as_such():
     error = RollbackFailed("down", commands=["ddtree-patch restart --local"], last_resort=["systemctl restart sglang"])
     print_error(error, console_for(stream))
     assert stream.getvalue().splitlines()[1:] == [
-        "    ddtree-patch restart --local", "  only if the last of these fails, and on the host itself:",
-        "    systemctl restart sglang"]
+        "    ddtree-patch restart --local",
+        "  only if the last of these fails, and on the host itself:",
+        "    systemctl restart sglang",
+    ]
     assert error.as_dict()["commands"] == ["ddtree-patch restart --local", "systemctl restart sglang"]
     assert error.as_dict()["last_resort"] == ["systemctl restart sglang"]
 
@@ -121,10 +137,16 @@ def test_terminal_output_keeps_unicode():
 
 
 def test_junit_has_a_case_a_check_and_an_error_where_nothing_was_checked():
-    checked = HostResult("a", data={"checks": [
-        {"name": "repeatable", "passed": True, "detail": ""},
-        {"name": "diverse", "passed": False, "detail": "equal \x00 texts"},
-    ]}, error=SmokeFailed("1 of 2 checks failed"))
+    checked = HostResult(
+        "a",
+        data={
+            "checks": [
+                {"name": "repeatable", "passed": True, "detail": ""},
+                {"name": "diverse", "passed": False, "detail": "equal \x00 texts"},
+            ]
+        },
+        error=SmokeFailed("1 of 2 checks failed"),
+    )
     broken = HostResult("b", error=KernelProblem("no op"))
     root = ET.fromstring(to_junit(Outcome("smoke-test", (checked, broken))))
     first, second = root.findall("testsuite")
@@ -150,9 +172,10 @@ def test_junit_tells_what_was_skipped_and_is_xml_whatever_the_names_are():
     assert suite.find("testcase/skipped").get("message") == "another host answers"
 
 
-@pytest.mark.parametrize(("path", "why"), [
-    ("missing/report.xml", "directory does not exist"), (".", "is a directory"), ("/proc/report.xml", "cannot write"),
-])
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("missing/report.xml", "directory does not exist"), (".", "is a directory"), ("/proc/report.xml", "cannot write")],
+)
 def test_a_report_nowhere_is_refused(tmp_path, path, why):
     with pytest.raises(UsageProblem, match=why):
         ReportFile(tmp_path / path, to_junit)

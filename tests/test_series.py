@@ -36,7 +36,9 @@ def test_what_is_loaded(directory):
     series = load_series(directory)
     assert series.states == ("pristine", "ddtree", "temperature")
     assert [(patch.name, patch.stage) for patch in series.patches] == [
-        ("ddtree-all", "ddtree"), ("temperature-all", "temperature")]  # fmt: skip
+        ("ddtree-all", "ddtree"),
+        ("temperature-all", "temperature"),
+    ]
     assert series.state_of(ARGS, sha(PRISTINE[ARGS])) == {"pristine"}
     assert series.state_of(ARGS, sha(files_after("ddtree")[ARGS])) == {"ddtree", "temperature"}
     assert series.state_of(NEW, None) == {"pristine"}
@@ -52,7 +54,8 @@ def test_render_and_move_give_the_listed_bytes(directory, stage):
         assert series.move(path, patched, stage, "pristine") == pristine
         assert series.move(path, patched, stage, "temperature") == files_after("temperature")[path]
         assert list(series.digests(path, stage)) == [
-            hashlib.sha256(line).digest()[:4] for line in udiff.split_lines(patched)]  # fmt: skip
+            hashlib.sha256(line).digest()[:4] for line in udiff.split_lines(patched)
+        ]
 
 
 def test_render_refuses_what_is_not_pristine(directory):
@@ -83,38 +86,41 @@ def test_pristine_at_hand_proves_the_hashes(directory):
         check_against(load_series(directory), PRISTINE)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda t: t.update(extra=1), "unknown key 'extra'"),
-    (lambda t: t.pop("ops"), "'ops' is missing"),
-    (lambda t: t.update(ops=[]), "ops is not"),
-    (lambda t: t.update(versions="0.5.11"), "versions is not a list"),
-    (lambda t: t.update(versions=["1", "1"]), "versions is not a list of distinct"),
-    (lambda t: t["stages"][0].update(extra=1), "unknown key 'extra'"),
-    (lambda t: t["stages"][0].update(name="pristine"), "no name for a stage"),
-    (lambda t: t["stages"].reverse(), "order of their stages"),
-    (lambda t: t["stages"][1].update(name="ddtree"), "missing|unknown|distinct"),
-    (lambda t: t["patches"][0].update(extra=1), "unknown key 'extra'"),
-    (lambda t: t["patches"][0].update(stage="other"), "'other', which is not listed"),
-    (lambda t: t["patches"][1].update(stage="ddtree"), "no patch is of stage temperature"),
-    (lambda t: t["patches"].reverse(), "order of their stages"),
-    (lambda t: t["patches"][0].update(sha256="0" * 64), "its sha256 differs"),
-    (lambda t: t["patches"][0].update(file="../0001-x.patch"), "not named like"),
-    (lambda t: t["patches"][0].update(file="0009-gone.patch"), "cannot be read"),
-    (lambda t: t["patches"].pop(), "1 distinct names|no patch"),
-    (lambda t: t["patches"].append(t["patches"][1]), "2 distinct names"),
-    (lambda t: t["files"].pop(ARGS), f"differ: {ARGS}"),
-    (lambda t: t["files"].update({"sglang/more.py": t["files"][ARGS]}), "differ: sglang/more.py"),
-    (lambda t: t["files"][ARGS].pop("ddtree"), "'ddtree' is missing"),
-    (lambda t: t["files"][ARGS].update(other="absent"), "unknown key 'other'"),
-    (lambda t: t["files"][ARGS].update(ddtree="abc"), "neither a sha256"),
-    (lambda t: t["files"][ARGS].update(pristine="absent"), "lines.json is not about"),
-    (lambda t: t["files"][ARGS].update(ddtree="absent"), "do not produce the hash listed for stage ddtree"),
-    (lambda t: t["files"][ARGS].update(ddtree=t["files"][ARGS]["pristine"]), "contradicts the patches"),
-    (lambda t: t["files"][ARGS].update(temperature="0" * 64), "contradicts the patches"),
-    (lambda t: t["files"][NEW].update(ddtree="0" * 64), "do not produce the hash"),
-    (lambda t: t.update(lines_sha256="0" * 64), "its sha256 differs"),
-    (lambda t: t.update(package="other"), "not in the installed other/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.update(extra=1), "unknown key 'extra'"),
+        (lambda t: t.pop("ops"), "'ops' is missing"),
+        (lambda t: t.update(ops=[]), "ops is not"),
+        (lambda t: t.update(versions="0.5.11"), "versions is not a list"),
+        (lambda t: t.update(versions=["1", "1"]), "versions is not a list of distinct"),
+        (lambda t: t["stages"][0].update(extra=1), "unknown key 'extra'"),
+        (lambda t: t["stages"][0].update(name="pristine"), "no name for a stage"),
+        (lambda t: t["stages"].reverse(), "order of their stages"),
+        (lambda t: t["stages"][1].update(name="ddtree"), "missing|unknown|distinct"),
+        (lambda t: t["patches"][0].update(extra=1), "unknown key 'extra'"),
+        (lambda t: t["patches"][0].update(stage="other"), "'other', which is not listed"),
+        (lambda t: t["patches"][1].update(stage="ddtree"), "no patch is of stage temperature"),
+        (lambda t: t["patches"].reverse(), "order of their stages"),
+        (lambda t: t["patches"][0].update(sha256="0" * 64), "its sha256 differs"),
+        (lambda t: t["patches"][0].update(file="../0001-x.patch"), "not named like"),
+        (lambda t: t["patches"][0].update(file="0009-gone.patch"), "cannot be read"),
+        (lambda t: t["patches"].pop(), "1 distinct names|no patch"),
+        (lambda t: t["patches"].append(t["patches"][1]), "2 distinct names"),
+        (lambda t: t["files"].pop(ARGS), f"differ: {ARGS}"),
+        (lambda t: t["files"].update({"sglang/more.py": t["files"][ARGS]}), "differ: sglang/more.py"),
+        (lambda t: t["files"][ARGS].pop("ddtree"), "'ddtree' is missing"),
+        (lambda t: t["files"][ARGS].update(other="absent"), "unknown key 'other'"),
+        (lambda t: t["files"][ARGS].update(ddtree="abc"), "neither a sha256"),
+        (lambda t: t["files"][ARGS].update(pristine="absent"), "lines.json is not about"),
+        (lambda t: t["files"][ARGS].update(ddtree="absent"), "do not produce the hash listed for stage ddtree"),
+        (lambda t: t["files"][ARGS].update(ddtree=t["files"][ARGS]["pristine"]), "contradicts the patches"),
+        (lambda t: t["files"][ARGS].update(temperature="0" * 64), "contradicts the patches"),
+        (lambda t: t["files"][NEW].update(ddtree="0" * 64), "do not produce the hash"),
+        (lambda t: t.update(lines_sha256="0" * 64), "its sha256 differs"),
+        (lambda t: t.update(package="other"), "not in the installed other/"),
+    ],
+)
 def test_contradictions_in_series_toml(directory, change, said):
     edit(directory, change)
     with pytest.raises(SeriesProblem, match=said) as caught:
@@ -129,15 +135,18 @@ def test_series_toml_that_cannot_be_read(directory, raw):
         load_series(directory)
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    (b"b/sglang/srt/args.py", b"b/../evil.py", "relative path|prefixes"),
-    (b"/sglang/srt/args.py", b"/python/sglang/srt/args.py", "touches python/sglang/srt/args.py"),
-    (b"/sglang/srt/args.py", b"/sglang/srt/worker.py", "twice"),
-    (b"-ARG_20 = 20", b"-ARG_20 = 19", "does not fit what comes before"),
-    (b"@@ -18,7 +18,7 @@", b"@@ -17,7 +17,7 @@", "does not fit what comes before"),
-    (b"@@ -18,7 +18,7 @@", b"@@ -18,7 +18,9 @@", "line [0-9]+"),
-    (b"\n", b"\r\n", "CRLF"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"b/sglang/srt/args.py", b"b/../evil.py", "relative path|prefixes"),
+        (b"/sglang/srt/args.py", b"/python/sglang/srt/args.py", "touches python/sglang/srt/args.py"),
+        (b"/sglang/srt/args.py", b"/sglang/srt/worker.py", "twice"),
+        (b"-ARG_20 = 20", b"-ARG_20 = 19", "does not fit what comes before"),
+        (b"@@ -18,7 +18,7 @@", b"@@ -17,7 +17,7 @@", "does not fit what comes before"),
+        (b"@@ -18,7 +18,7 @@", b"@@ -18,7 +18,9 @@", "line [0-9]+"),
+        (b"\n", b"\r\n", "CRLF"),
+    ],
+)
 def test_a_patch_that_is_wrong_though_its_hash_is_listed(directory, old, new, said):
     rewrite(directory, "0001-ddtree-all.patch", lambda raw: raw.replace(old, new))
     with pytest.raises(SeriesProblem, match=said):
@@ -165,8 +174,9 @@ def test_lines_of_another_pristine_file(directory):
         load_series(directory)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"sglang/srt/args.py": 1}', b'{"sglang/srt/args.py": "?"}',
-                                 b"[" * 100_000])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{", b'{"sglang/srt/args.py": 1}', b'{"sglang/srt/args.py": "?"}', b"[" * 100_000]
+)
 def test_lines_that_cannot_be_read(directory, raw):
     write_lines(directory, raw)
     with pytest.raises(SeriesProblem, match=r"lines\.json"):

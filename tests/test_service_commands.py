@@ -13,8 +13,15 @@ from patcher.services.base import UNREADABLE
 from patcher.services.flags import apply_flags, port_of
 from patcher.smoke_checks import no_greedy_fallback_logged
 
-SHOWN = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "77", "Result": "success",
-         "ExecMainStatus": "0", "NRestarts": "0"}
+SHOWN = {
+    "LoadState": "loaded",
+    "ActiveState": "active",
+    "SubState": "running",
+    "MainPID": "77",
+    "Result": "success",
+    "ExecMainStatus": "0",
+    "NRestarts": "0",
+}
 
 
 class FakeCommands:
@@ -34,8 +41,12 @@ class FakeCommands:
 
 def FakeSystemctl(shown=SHOWN, *answers, prefix=()):
     text = "".join(f"{name}={value}\n" for name, value in shown.items())
-    return FakeCommands(*answers, ([*prefix, "systemctl", "show"], (0, text, "")),
-                        ([*prefix, "systemctl", "--user", "show"], (0, text, "")), (["id", "-u"], (0, "1000\n", "")))
+    return FakeCommands(
+        *answers,
+        ([*prefix, "systemctl", "show"], (0, text, "")),
+        ([*prefix, "systemctl", "--user", "show"], (0, text, "")),
+        (["id", "-u"], (0, "1000\n", "")),
+    )
 
 
 def FakeDocker(container, *answers):
@@ -56,10 +67,16 @@ class FakeHostScript:
         return {"rc": 0, "stdout": json.dumps(self.replies[request["op"]]), "stderr": ""}
 
 
-SERVER = {"pid": 77, "ticks": 5, "start_time": 10.0, "argv": ["python", "--api-key", "k"], "cwd": "/", "log": None,
-          "tree": [77]}
-STATUS = {"now": 1700000000.25, "server": SERVER,
-          "listener": {"owner": "server", "process": None}}
+SERVER = {
+    "pid": 77,
+    "ticks": 5,
+    "start_time": 10.0,
+    "argv": ["python", "--api-key", "k"],
+    "cwd": "/",
+    "log": None,
+    "tree": [77],
+}
+STATUS = {"now": 1700000000.25, "server": SERVER, "listener": {"owner": "server", "process": None}}
 
 
 def service_of(kind, commands, script=None, port=30000, **settings):
@@ -68,15 +85,21 @@ def service_of(kind, commands, script=None, port=30000, **settings):
     return make_service(ServiceSettings(kind=kind, **settings), host)
 
 
-@pytest.mark.parametrize(("kind", "settings", "place"), [
-    ("systemd", {"unit": "x.service"}, "journalctl --unit=x.service --boot"),
-    ("systemd", {"unit": "x.service", "scope": "user"}, "journalctl --user-unit=x.service --boot"),
-    ("docker", {"container": "x"}, "docker logs x"),
-    ("supervisor", {"program": "x"},
-     "supervisorctl tail -1048576 x stdout and supervisorctl tail -1048576 x stderr"),
-    ("command", {}, "not known here; service.log in hosts.toml can name it"),
-    ("command", {"log": "/var/log/x"}, "/var/log/x"),
-])
+@pytest.mark.parametrize(
+    ("kind", "settings", "place"),
+    [
+        ("systemd", {"unit": "x.service"}, "journalctl --unit=x.service --boot"),
+        ("systemd", {"unit": "x.service", "scope": "user"}, "journalctl --user-unit=x.service --boot"),
+        ("docker", {"container": "x"}, "docker logs x"),
+        (
+            "supervisor",
+            {"program": "x"},
+            "supervisorctl tail -1048576 x stdout and supervisorctl tail -1048576 x stderr",
+        ),
+        ("command", {}, "not known here; service.log in hosts.toml can name it"),
+        ("command", {"log": "/var/log/x"}, "/var/log/x"),
+    ],
+)
 def test_where_the_log_is(kind, settings, place):
     commands = FakeCommands(([], (0, "", "")))
     service = service_of(kind, commands, **settings)
@@ -95,8 +118,10 @@ def test_systemd_of_the_system():
     service.stop()
     service.start()
     assert [argv for argv in commands.ran if argv[1] not in ("show", "reset-failed")] == [
-        ["systemctl", "restart", "sglang.service"], ["systemctl", "stop", "sglang.service"],
-        ["systemctl", "start", "sglang.service"]]
+        ["systemctl", "restart", "sglang.service"],
+        ["systemctl", "stop", "sglang.service"],
+        ["systemctl", "start", "sglang.service"],
+    ]
     assert service.live()["pid"] == 77
     assert service.failure() is None
 
@@ -132,8 +157,16 @@ def test_systemd_that_refuses():
 
 
 def test_systemd_unit_that_failed():
-    commands = FakeSystemctl({**SHOWN, "ActiveState": "failed", "MainPID": "0", "Result": "exit-code",
-                              "ExecMainStatus": "1", "NRestarts": "5"})
+    commands = FakeSystemctl(
+        {
+            **SHOWN,
+            "ActiveState": "failed",
+            "MainPID": "0",
+            "Result": "exit-code",
+            "ExecMainStatus": "1",
+            "NRestarts": "5",
+        }
+    )
     script = FakeHostScript(status={**STATUS, "server": None})
     service = service_of("systemd", commands, script, unit="sglang")
     assert service.live() is None and script.requests[0]["pid"] == 0
@@ -146,16 +179,24 @@ def test_systemd_journal_from_a_cursor_on():
     marker = service.log_marker()
     assert marker == {"cursor": "s=abc;i=1"}
     service.log_since(marker)
-    assert commands.ran[-1] == ["journalctl", "--no-pager", "--quiet", "--unit=sglang", "--output=cat",
-                                "--after-cursor=s=abc;i=1"]
+    assert commands.ran[-1] == [
+        "journalctl",
+        "--no-pager",
+        "--quiet",
+        "--unit=sglang",
+        "--output=cat",
+        "--after-cursor=s=abc;i=1",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["systemd", "docker"])
 def test_a_log_that_may_not_be_read_stops_nothing_and_is_no_log(kind):
     refusal = (1, "", "insufficient permissions")
-    service = (service_of("systemd", FakeSystemctl(SHOWN, (["journalctl"], refusal)), unit="sglang")
-               if kind == "systemd" else
-               service_of("docker", FakeDocker(CONTAINER, (["docker", "logs"], refusal)), container="sgl"))
+    service = (
+        service_of("systemd", FakeSystemctl(SHOWN, (["journalctl"], refusal)), unit="sglang")
+        if kind == "systemd"
+        else service_of("docker", FakeDocker(CONTAINER, (["docker", "logs"], refusal)), container="sgl")
+    )
     marker = service.log_marker()
     assert service.log_since(marker).startswith(UNREADABLE) and "insufficient permissions" in service.last_log(marker)
     check = no_greedy_fallback_logged(service, marker)
@@ -166,10 +207,13 @@ def test_what_is_typed_by_hand():
     commands = FakeSystemctl()
     commands.sudo = True
     assert service_of("systemd", commands, unit="sglang").by_hand() == [
-        "sudo systemctl reset-failed sglang", "sudo systemctl restart sglang"]
+        "sudo systemctl reset-failed sglang",
+        "sudo systemctl restart sglang",
+    ]
     commands.sudo = False
     assert service_of("systemd", commands, unit="sglang", scope="user").by_hand()[-1] == (
-        "env XDG_RUNTIME_DIR=/run/user/1000 systemctl --user restart sglang")
+        "env XDG_RUNTIME_DIR=/run/user/1000 systemctl --user restart sglang"
+    )
     assert service_of("docker", commands, container="sgl").by_hand() == ["docker restart sgl"]
     assert service_of("command", commands, restart=("a", "b c")).by_hand() == ["a 'b c'"]
 
@@ -272,9 +316,11 @@ def test_command_that_fails_is_told_with_what_it_said():
 
 
 def test_command_takes_the_launcher_that_serves_the_port():
-    processes = [{"pid": 1, "listening": [31000], "argv": ["python", "--port", "31000"], "start_time": 3.0},
-                 {"pid": 2, "listening": [30000], "argv": ["python"], "start_time": 1.0},
-                 {"pid": 3, "listening": [], "argv": ["python", "--port=30000"], "start_time": 2.0}]
+    processes = [
+        {"pid": 1, "listening": [31000], "argv": ["python", "--port", "31000"], "start_time": 3.0},
+        {"pid": 2, "listening": [30000], "argv": ["python"], "start_time": 1.0},
+        {"pid": 3, "listening": [], "argv": ["python", "--port=30000"], "start_time": 2.0},
+    ]
     host = ServiceHost("host", None, lambda op: {"processes": processes}, "/state", 30000)
     assert host.serving_pid() == 2
     processes[1]["listening"] = []
@@ -287,17 +333,20 @@ def test_no_service():
     assert make_service(ServiceSettings(kind="none"), SimpleNamespace()) is None
 
 
-@pytest.mark.parametrize(("argv", "flags", "expected"), [
-    ("p --a 1 --b 2", {"--a": "9"}, "p --a 9 --b 2"),
-    ("p --a=1 --b 2", {"--a": "9"}, "p --a 9 --b 2"),
-    ("p --b 2", {"--a": "9", "--c": True}, "p --b 2 --a 9 --c"),
-    ("p --a 1 2 3 --b", {"--a": "9"}, "p --a 9 --b"),
-    ("p --a 1 --b --a 2", {"--a": "9"}, "p --a 9 --b"),
-    ("p --a -1 --b", {"--a": False}, "p --b"),
-    ("p --a --b", {"--a": True}, "p --a --b"),
-    ("p --ab 1", {"--a": "9"}, "p --ab 1 --a 9"),
-    ("p", {"--a": False}, "p"),
-])
+@pytest.mark.parametrize(
+    ("argv", "flags", "expected"),
+    [
+        ("p --a 1 --b 2", {"--a": "9"}, "p --a 9 --b 2"),
+        ("p --a=1 --b 2", {"--a": "9"}, "p --a 9 --b 2"),
+        ("p --b 2", {"--a": "9", "--c": True}, "p --b 2 --a 9 --c"),
+        ("p --a 1 2 3 --b", {"--a": "9"}, "p --a 9 --b"),
+        ("p --a 1 --b --a 2", {"--a": "9"}, "p --a 9 --b"),
+        ("p --a -1 --b", {"--a": False}, "p --b"),
+        ("p --a --b", {"--a": True}, "p --a --b"),
+        ("p --ab 1", {"--a": "9"}, "p --ab 1 --a 9"),
+        ("p", {"--a": False}, "p"),
+    ],
+)
 def test_flags(argv, flags, expected):
     assert apply_flags(argv.split(), flags) == expected.split()
     assert apply_flags(expected.split(), flags) == expected.split()

@@ -73,15 +73,29 @@ class Site:
         log = self.directory / "by-hand.log"
         argv = [str(self.python), "-m", "sglang.launch_server", "--port", str(self.port), "--stub-mode=greedy", *flags]
         with log.open("ab") as out:
-            process = subprocess.Popen(argv, cwd=self.directory, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                                       start_new_session=True, env={**os.environ, "STUB_SECRET": SECRET}, umask=0o027)
+            process = subprocess.Popen(
+                argv,
+                cwd=self.directory,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "STUB_SECRET": SECRET},
+                umask=0o027,
+            )
         self.started.append(process)
         return process
 
     def wait(self, service, started_after, deadline_s=60.0):
         client = SglangClient(self.connection, "127.0.0.1", self.port)
-        return wait_ready(service, client, ["temperature", "top_k"], Prompt("p", input_ids=(1, 2)),
-                          deadline_s=deadline_s, started_after=started_after)
+        return wait_ready(
+            service,
+            client,
+            ["temperature", "top_k"],
+            Prompt("p", input_ids=(1, 2)),
+            deadline_s=deadline_s,
+            started_after=started_after,
+        )
 
     def info(self):
         return SglangClient(self.connection, "127.0.0.1", self.port).server_info()
@@ -136,8 +150,17 @@ def test_restart_and_back(site):
     assert second.pid != first.pid and second.start_time > commit_time and second.listener_verified
     assert not alive(by_hand.pid) and not alive(scheduler[0])
     live = service.live()
-    assert live["argv"] == [str(site.python), "-m", "sglang.launch_server", "--port", str(site.port),
-                            "--stub-mode", "samples", "--speculative-algorithm", "DDTREE"]
+    assert live["argv"] == [
+        str(site.python),
+        "-m",
+        "sglang.launch_server",
+        "--port",
+        str(site.port),
+        "--stub-mode",
+        "samples",
+        "--speculative-algorithm",
+        "DDTREE",
+    ]
     info = site.info()
     assert info["speculative_algorithm"] == "DDTREE" and info["secret_is_set"]
     assert info["cwd"] == str(site.directory)
@@ -276,8 +299,15 @@ def test_a_server_that_dies_at_its_start_is_told_with_its_log(site):
     marker = service.log_marker()
     service.restart()
     with pytest.raises(NotReady) as caught:
-        wait_ready(service, SglangClient(site.connection, "127.0.0.1", site.port), [], Prompt("p", text="x"),
-                   deadline_s=60, started_after=0.0, log_marker=marker)
+        wait_ready(
+            service,
+            SglangClient(site.connection, "127.0.0.1", site.port),
+            [],
+            Prompt("p", text="x"),
+            deadline_s=60,
+            started_after=0.0,
+            log_marker=marker,
+        )
     assert "no kernel image is available" in caught.value.detail
     service.restart(patched=False)  # the rollback
     site.wait(service, 0.0)
@@ -356,9 +386,15 @@ def test_a_port_that_stays_taken_is_an_error_that_names_the_holder(site):
     site.wait(service, 0.0)
     server = service.live()
     # A second socket on the same port, in another program.
-    holder = subprocess.Popen([sys.executable, "-c", "import socket, time; s = socket.socket(); "
-                               "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
-                               f"s.bind(('127.0.0.2', {site.port})); s.listen(); time.sleep(600)"])
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import socket, time; s = socket.socket(); "
+            "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
+            f"s.bind(('127.0.0.2', {site.port})); s.listen(); time.sleep(600)",
+        ]
+    )
     try:
         site.until(lambda: ":".join(["0200007F", f"{site.port:04X}"]) in Path("/proc/net/tcp").read_text())
         with pytest.raises(NotReady, match=f"process {holder.pid}"):

@@ -83,8 +83,14 @@ def supervised(request, stub_python, tmp_path, monkeypatch):
 
 def wait(service, port, **options):
     client = SglangClient(LocalConnection(), "127.0.0.1", port)
-    return wait_ready(service, client, ["temperature"], Prompt("p", input_ids=(1,)), deadline_s=60,
-                      **{"started_after": 0.0, **options})
+    return wait_ready(
+        service,
+        client,
+        ["temperature"],
+        Prompt("p", input_ids=(1,)),
+        deadline_s=60,
+        **{"started_after": 0.0, **options},
+    )
 
 
 def test_restart_stop_start(supervised):

@@ -51,16 +51,19 @@ def test_text_prompts():
         assert run(stub, suite=dataclasses.replace(load_suite("default"), max_new_tokens=24)).passed
 
 
-@pytest.mark.parametrize(("mode", "expected"), [
-    ("greedy", {"diverse"}),
-    ("greedy-after-first", {"diverse"}),
-    ("fixed", {"diverse", "prompts_differ"}),
-    ("unstable", {"greedy_repeatable", "top_k_1_is_greedy", "top_p_0_is_greedy", "min_p_1_is_greedy"}),
-    ("accepts-nothing", {"acceptance"}),
-    ("collapses", {"acceptance"}),
-    ("dies", {"answers"}),
-    ("refuses", {"answers"}),
-])
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("greedy", {"diverse"}),
+        ("greedy-after-first", {"diverse"}),
+        ("fixed", {"diverse", "prompts_differ"}),
+        ("unstable", {"greedy_repeatable", "top_k_1_is_greedy", "top_p_0_is_greedy", "min_p_1_is_greedy"}),
+        ("accepts-nothing", {"acceptance"}),
+        ("collapses", {"acceptance"}),
+        ("dies", {"answers"}),
+        ("refuses", {"answers"}),
+    ],
+)
 def test_every_way_of_being_wrong_has_its_check(mode, expected):
     with StubServer(mode) as stub:
         result = run(stub)
@@ -84,12 +87,15 @@ def test_the_fallback_line_in_the_log_is_named():
     assert "falling back to greedy argmax" in check(result, "no_greedy_fallback_logged").detail
 
 
-@pytest.mark.parametrize(("states", "detail"), [
-    ([process(), None], "is gone"),
-    ([process(pid=10), process(pid=11)], "restarted meanwhile"),
-    ([process(owner="other")], "not held by"),
-    ([process(start_time=399.0)], "older than"),
-])
+@pytest.mark.parametrize(
+    ("states", "detail"),
+    [
+        ([process(), None], "is gone"),
+        ([process(pid=10), process(pid=11)], "restarted meanwhile"),
+        ([process(owner="other")], "not held by"),
+        ([process(start_time=399.0)], "older than"),
+    ],
+)
 def test_the_answer_must_come_from_the_new_process(states, detail):
     with StubServer() as stub:
         result = run(stub, service=FakeService(*states), started_after=400.0)
@@ -154,8 +160,14 @@ def test_near_tie_by_logprobs_where_the_server_gives_them():
 
         def post(handler, body):
             assert body["return_logprob"]
-            stub.answer(handler, 200, {"output_ids": [7], "meta_info": {
-                "output_top_logprobs": [[[-0.5, 7, None], [-0.6, 9, None], [-3.0, 8, None]]]}})
+            stub.answer(
+                handler,
+                200,
+                {
+                    "output_ids": [7],
+                    "meta_info": {"output_top_logprobs": [[[-0.5, 7, None], [-0.6, 9, None], [-3.0, 8, None]]]},
+                },
+            )
 
         stub.post = post
         assert examine(client, prompt, (5, 7), (5, 9), 10).near_tie is True
@@ -189,12 +201,25 @@ def test_shipped_suites_load():
     assert tiny.prompts[0].input_ids[0] == 1
 
 
-@pytest.mark.parametrize("text", [
-    "nonsense", "temperature = [0.0]", "prompts = []", "temperatures = [0.6, 1.0]", "temperatures = [0.0]",
-    'paths = ["beam"]', "samples = 1", "samples = true", "min_acceptance_ratio = 2.0", 'concurrency = "4"',
-    '[[prompts]]\nname = "a"\ntext = "x"', '[[prompts]]\nname = "a"\ntext = "x"\ninput_ids = [1]',
-    '[[prompts]]\nname = "a"\ninput_ids = ["1"]', '[[prompts]]\ntext = "x"',
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "temperature = [0.0]",
+        "prompts = []",
+        "temperatures = [0.6, 1.0]",
+        "temperatures = [0.0]",
+        'paths = ["beam"]',
+        "samples = 1",
+        "samples = true",
+        "min_acceptance_ratio = 2.0",
+        'concurrency = "4"',
+        '[[prompts]]\nname = "a"\ntext = "x"',
+        '[[prompts]]\nname = "a"\ntext = "x"\ninput_ids = [1]',
+        '[[prompts]]\nname = "a"\ninput_ids = ["1"]',
+        '[[prompts]]\ntext = "x"',
+    ],
+)
 def test_a_bad_suite_is_refused(tmp_path, text):
     path = tmp_path / "suite.toml"
     good = '\n[[prompts]]\nname = "q"\ntext = "x"\n[[prompts]]\nname = "r"\ntext = "y"\n'

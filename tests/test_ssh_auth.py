@@ -40,8 +40,9 @@ def transport_to() -> Iterator[Callable[..., paramiko.Transport]]:
         server = paramiko.Transport(theirs)
         server.add_server_key(paramiko.ECDSAKey.generate())
         ends.append(server)
-        threading.Thread(target=server.start_server, kwargs={"server": StandInServer(methods, open)},
-                         daemon=True).start()
+        threading.Thread(
+            target=server.start_server, kwargs={"server": StandInServer(methods, open)}, daemon=True
+        ).start()
         ends.append(paramiko.Transport(ours))
         ends[-1].start_client(timeout=30)
         return ends[-1]

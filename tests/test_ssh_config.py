@@ -14,16 +14,20 @@ from patcher.ssh_config import resolve
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Write an ssh_config (and files that it includes) and make it the one that counts."""
+
     def write(text: str, **included: str) -> None:
         for name, content in included.items():
             (tmp_path / f"{name}.conf").write_text(content)
         (tmp_path / "config").write_text(text.replace("HERE", str(tmp_path)))
         monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(tmp_path / "config"))
+
     return write
 
 
 def test_an_included_host_with_two_jumps(configure):
-    configure("Include HERE/*.conf\nHost *\n  User someone\n", site="""
+    configure(
+        "Include HERE/*.conf\nHost *\n  User someone\n",
+        site="""
         Host gpu
           HostName 10.0.0.7
           Port 2200
@@ -42,7 +46,8 @@ def test_an_included_host_with_two_jumps(configure):
         Host inner
           IdentityFile /keys/inner
           ProxyJump never-used
-    """)
+    """,
+    )
     target = resolve("gpu")
     assert (target.hostname, target.port, target.user) == ("10.0.0.7", 2200, "me")
     assert target.identity_files == (Path("/keys/10.0.0.7-me"), Path("~/second").expanduser())
@@ -103,9 +108,16 @@ def test_a_proxy_command(configure, monkeypatch):
     assert resolve("gpu").proxy_command == 'nc -x relay.example g 2200 "me" gpu 100%'
 
 
-@pytest.mark.parametrize(("setting", "expected"), [
-    ("", "/run/agent"), ("IdentityAgent none", None), ("IdentityAgent SSH_AUTH_SOCK", "/run/agent"),
-    ("IdentityAgent $OTHER", "/run/other"), ("IdentityAgent /run/%r", "/run/me")])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("", "/run/agent"),
+        ("IdentityAgent none", None),
+        ("IdentityAgent SSH_AUTH_SOCK", "/run/agent"),
+        ("IdentityAgent $OTHER", "/run/other"),
+        ("IdentityAgent /run/%r", "/run/me"),
+    ],
+)
 def test_the_key_agent(configure, monkeypatch, setting: str, expected: str | None):
     monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     monkeypatch.setenv("OTHER", "/run/other")
@@ -119,8 +131,15 @@ def test_the_name_in_known_hosts(configure, port: int, expected: str):
     assert resolve("gpu", port=port).known_as == expected
 
 
-@pytest.mark.parametrize(("text", "name"), [("Nonsense yes\n", "gpu"), ("", "-oProxyCommand=touch /tmp/x"),
-                                            ("", "white space"), ("Host gpu\n ProxyJump gpu\n", "gpu")])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Nonsense yes\n", "gpu"),
+        ("", "-oProxyCommand=touch /tmp/x"),
+        ("", "white space"),
+        ("Host gpu\n ProxyJump gpu\n", "gpu"),
+    ],
+)
 def test_what_ssh_refuses(configure, text: str, name: str):
     configure(text)
     with pytest.raises(UsageProblem) as failure:

@@ -11,16 +11,27 @@ HOST = HostSettings("gpu", address="gpu")
 
 
 def process(pid, venv, port, **more):
-    return {"pid": pid, "python": f"{venv}/bin/python", "exe": "/usr/bin/python3.11", "prefix": venv,
-            "real_prefix": more.get("real_prefix", venv), "listening": [port] if port else [],
-            "argv": ["python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"],
-            "sglang_root": more.get("sglang_root"), "pycache_prefix": None, "start_time": 1.0,
-            "keeper": None}
+    return {
+        "pid": pid,
+        "python": f"{venv}/bin/python",
+        "exe": "/usr/bin/python3.11",
+        "prefix": venv,
+        "real_prefix": more.get("real_prefix", venv),
+        "listening": [port] if port else [],
+        "argv": ["python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"],
+        "sglang_root": more.get("sglang_root"),
+        "pycache_prefix": None,
+        "start_time": 1.0,
+        "keeper": None,
+    }
 
 
 def inspection(venv):
-    return {"root": f"{venv}/lib/site-packages", "package_dir": f"{venv}/lib/site-packages/sglang",
-            "interpreter": {"real_prefix": venv}}
+    return {
+        "root": f"{venv}/lib/site-packages",
+        "package_dir": f"{venv}/lib/site-packages/sglang",
+        "interpreter": {"real_prefix": venv},
+    }
 
 
 @pytest.fixture
@@ -114,8 +125,14 @@ def test_a_server_on_another_port_is_no_concern(host_runs):
     refuse_other_copy(find_target(None, host, "sglang"), inspection("/data/a"))
 
 
-@pytest.mark.parametrize("argv", [["x", "--api-key", "s3cret", "--port", "1"], ["x", "--api-key=s3cret", "--port", "1"],
-                                  ["x", "--port", "1", "--admin-api-key", "s3cret"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["x", "--api-key", "s3cret", "--port", "1"],
+        ["x", "--api-key=s3cret", "--port", "1"],
+        ["x", "--port", "1", "--admin-api-key", "s3cret"],
+    ],
+)
 def test_keys_are_never_shown(argv):
     shown = " ".join(redacted(argv))
     assert "s3cret" not in shown and "--port 1" in shown

@@ -24,8 +24,24 @@ oracle_settings = settings(max_examples=40, deadline=None, suppress_health_check
 
 ENVIRONMENT = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 # Few distinct lines make repeated context likely; \r, \f, NEL and lone bytes are lines' contents and no line ends.
-line = st.sampled_from([b"a", b"b", b"", b"    return", b"-", b"+x", b"-- ", b"@@ -1 +1 @@", b"\\ No", b"x\r", b"\f",
-                        b"\xff", b"\xc2\x85", b" "])  # fmt: skip
+line = st.sampled_from(
+    [
+        b"a",
+        b"b",
+        b"",
+        b"    return",
+        b"-",
+        b"+x",
+        b"-- ",
+        b"@@ -1 +1 @@",
+        b"\\ No",
+        b"x\r",
+        b"\f",
+        b"\xff",
+        b"\xc2\x85",
+        b" ",
+    ]
+)
 lines = st.lists(line, max_size=14)
 
 
@@ -139,33 +155,40 @@ def test_a_hunk_at_the_end_fits_only_there():
         udiff.apply(patch, b"a\nb")
 
 
-@pytest.mark.parametrize(("raw", "line_number", "said"), [
-    (FIT.replace(b"+2,3", b"+2,6"), 7, "shorter"),
-    (FIT.replace(b"-2,3 +2,3", b"-2,2 +2,2"), 7, "behind the lines that the hunk's header counts"),
-    (FIT.replace(b"-2,3 +2,3", b"-2,3 +5,3"), 3, "contradict"),
-    (FIT.replace(b"-2,3", b"-0,3"), 3, "line 0"),
-    (FIT + H, 8, "wrong order"),
-    (FIT + FIT, 9, "twice"),
-    (FIT + FIT.replace(b"x.py", b"x.py/y.py"), 14, "a file and a directory"),
-    (FIT[:-1], 7, "cut off"),
-    (FIT[:-2], 7, "cut off"),
-    (FIT.replace(b"\n", b"\r\n"), 1, "CRLF"),
-    (FIT.replace(b".py\n", b".py\r\n", 1), 1, "CRLF"),
-    (FIT + b"-- \n2.39.5\n\n" + FIT, 11, "belongs to no unified diff"),
-    (FIT + b"rubbish\n", 8, "behind"),
-    (FIT + b"+more\n", 8, "behind"),
-    (FIT.replace(b"-c", b"?c"), 5, "not a valid"),
-    (FIT.replace(b" b\n-c\n+C\n d\n", b" b\n c\n d\n"), 3, "changes nothing"),
-    (b"--- a/sglang/x.py\n" + H, 2, ""),
-    (b"--- a/sglang/x.py\n+++ b/sglang/x.py\n", 2, "middle"),
-    (H, 1, "Unexpected hunk"),
-    (FIT.replace(b"@@ -2,3 +2,3 @@\n b\n", b"@@ -3,2 +3,2 @@\n"), 3, "less context above"),
-    (FIT.replace(b" d\n", b" d\n\\ No newline at end of file\n\\ No newline at end of file\n"), 9, "no unified diff"),
-    (FIT.replace(b" b\n", b" b\n\\ No newline at end of file\n"), 6, "marked as the file's last"),
-    (FIT.replace(b"-c\n", b"-c\n\\ Kein Zeilenumbruch\n"), 6, "not understood"),
-    (FIT.replace(b"-2,3", b"-%s,3" % (b"9" * 5000)), 3, "not a valid"),
-    (b"diff --git a/sglang/x.py b/sglang/x.py\nnew file mode 100644", 2, "cut off"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raw", "line_number", "said"),
+    [
+        (FIT.replace(b"+2,3", b"+2,6"), 7, "shorter"),
+        (FIT.replace(b"-2,3 +2,3", b"-2,2 +2,2"), 7, "behind the lines that the hunk's header counts"),
+        (FIT.replace(b"-2,3 +2,3", b"-2,3 +5,3"), 3, "contradict"),
+        (FIT.replace(b"-2,3", b"-0,3"), 3, "line 0"),
+        (FIT + H, 8, "wrong order"),
+        (FIT + FIT, 9, "twice"),
+        (FIT + FIT.replace(b"x.py", b"x.py/y.py"), 14, "a file and a directory"),
+        (FIT[:-1], 7, "cut off"),
+        (FIT[:-2], 7, "cut off"),
+        (FIT.replace(b"\n", b"\r\n"), 1, "CRLF"),
+        (FIT.replace(b".py\n", b".py\r\n", 1), 1, "CRLF"),
+        (FIT + b"-- \n2.39.5\n\n" + FIT, 11, "belongs to no unified diff"),
+        (FIT + b"rubbish\n", 8, "behind"),
+        (FIT + b"+more\n", 8, "behind"),
+        (FIT.replace(b"-c", b"?c"), 5, "not a valid"),
+        (FIT.replace(b" b\n-c\n+C\n d\n", b" b\n c\n d\n"), 3, "changes nothing"),
+        (b"--- a/sglang/x.py\n" + H, 2, ""),
+        (b"--- a/sglang/x.py\n+++ b/sglang/x.py\n", 2, "middle"),
+        (H, 1, "Unexpected hunk"),
+        (FIT.replace(b"@@ -2,3 +2,3 @@\n b\n", b"@@ -3,2 +3,2 @@\n"), 3, "less context above"),
+        (
+            FIT.replace(b" d\n", b" d\n\\ No newline at end of file\n\\ No newline at end of file\n"),
+            9,
+            "no unified diff",
+        ),
+        (FIT.replace(b" b\n", b" b\n\\ No newline at end of file\n"), 6, "marked as the file's last"),
+        (FIT.replace(b"-c\n", b"-c\n\\ Kein Zeilenumbruch\n"), 6, "not understood"),
+        (FIT.replace(b"-2,3", b"-%s,3" % (b"9" * 5000)), 3, "not a valid"),
+        (b"diff --git a/sglang/x.py b/sglang/x.py\nnew file mode 100644", 2, "cut off"),
+    ],
+)
 def test_corrupt_text_is_refused_with_its_line(raw, line_number, said):
     with pytest.raises(SeriesProblem) as caught:
         parse(raw, "0001-x.patch")
@@ -173,19 +196,37 @@ def test_corrupt_text_is_refused_with_its_line(raw, line_number, said):
     assert said in caught.value.what
 
 
-@pytest.mark.parametrize("raw", [
-    b"", b"\n", b"<html><body>Not found</body></html>\n", b"3c\nC\n.\n", b"just words",
-    b"*** a/x.py\n--- b/x.py\n***************\n*** 1 ****\n! c\n--- 1 ----\n! C\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\n",
+        b"<html><body>Not found</body></html>\n",
+        b"3c\nC\n.\n",
+        b"just words",
+        b"*** a/x.py\n--- b/x.py\n***************\n*** 1 ****\n! c\n--- 1 ----\n! C\n",
+    ],
+)
 def test_what_is_no_unified_diff_is_refused(raw):
     with pytest.raises(SeriesProblem):
         parse(raw, "not a patch")
 
 
-@pytest.mark.parametrize("path", [
-    b"../evil.py", b"sglang/../../evil.py", b"/etc/passwd", b"sglang//x.py", b"sglang/./x.py",
-    b"sglang/x\\y.py", b"sglang/" + 241 * b"n", b"", b".git/hooks/post-checkout", b"sglang/x.py\x01",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"../evil.py",
+        b"sglang/../../evil.py",
+        b"/etc/passwd",
+        b"sglang//x.py",
+        b"sglang/./x.py",
+        b"sglang/x\\y.py",
+        b"sglang/" + 241 * b"n",
+        b"",
+        b".git/hooks/post-checkout",
+        b"sglang/x.py\x01",
+    ],
+)
 def test_unsafe_paths_are_refused(path):
     for raw in (
         FIT.replace(PATH.encode(), path),
@@ -201,46 +242,52 @@ ADDED = b"--- /dev/null\n+++ b/sglang/x.py\n@@ -0,0 +1 @@\n+t\n"
 RENAMED = GIT.replace(b"b/sglang/x", b"b/sglang/y") + b"similarity index 100%\nrename from sglang/x.py\n"
 
 
-@pytest.mark.parametrize(("raw", "said"), [
-    (GIT + b"old mode 100644\nnew mode 100755\n", "mode"),
-    (GIT + b"old mode 100644\nnew mode 100755\nindex 1..2\n" + FIT, "mode"),
-    (GIT + b"new file mode 120000\nindex 0000000..1de5659\n" + ADDED, "link"),
-    (GIT + b"new file mode 160000\nindex 0000000..1de5659\n" + ADDED, "submodule"),
-    (GIT + b"index 1de5659..2de5659 160000\n" + FIT, "submodule"),
-    (GIT + b"new file mode 100755\nindex 0000000..e69de29\n", "executable"),
-    (GIT + b"index 1..2\nBinary files a/sglang/x.py and b/sglang/x.py differ\n", "binary"),
-    (b"Binary files a/sglang/x.py and b/sglang/x.py differ\n", "binary"),
-    (GIT + b"index 1..2\nGIT binary patch\nliteral 1\nIcmZ\n", "binary"),
-    (RENAMED, "rename"),
-    (FIT.replace(b"b/sglang/x", b"b/sglang/y"), "rename"),
-    (GIT.replace(b"x.py", b"y.py") + FIT, ""),
-    (GIT, "without any hunk"),
-    (GIT + b"new file mode 100644\nindex 0..1\n" + FIT, "new"),
-    (b"--- /dev/null\n+++ /dev/null\n@@ -0,0 +1 @@\n+x\n", ""),
-    (b"--- /dev/null\n+++ b/sglang/x.py\n" + H, "does not create"),
-    (b"--- a/sglang/x.py\n+++ /dev/null\n" + H, "does not delete"),
-    (FIT.replace(b"--- a/", b"--- old/").replace(b"+++ b/", b"+++ new/"), "prefixes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (GIT + b"old mode 100644\nnew mode 100755\n", "mode"),
+        (GIT + b"old mode 100644\nnew mode 100755\nindex 1..2\n" + FIT, "mode"),
+        (GIT + b"new file mode 120000\nindex 0000000..1de5659\n" + ADDED, "link"),
+        (GIT + b"new file mode 160000\nindex 0000000..1de5659\n" + ADDED, "submodule"),
+        (GIT + b"index 1de5659..2de5659 160000\n" + FIT, "submodule"),
+        (GIT + b"new file mode 100755\nindex 0000000..e69de29\n", "executable"),
+        (GIT + b"index 1..2\nBinary files a/sglang/x.py and b/sglang/x.py differ\n", "binary"),
+        (b"Binary files a/sglang/x.py and b/sglang/x.py differ\n", "binary"),
+        (GIT + b"index 1..2\nGIT binary patch\nliteral 1\nIcmZ\n", "binary"),
+        (RENAMED, "rename"),
+        (FIT.replace(b"b/sglang/x", b"b/sglang/y"), "rename"),
+        (GIT.replace(b"x.py", b"y.py") + FIT, ""),
+        (GIT, "without any hunk"),
+        (GIT + b"new file mode 100644\nindex 0..1\n" + FIT, "new"),
+        (b"--- /dev/null\n+++ /dev/null\n@@ -0,0 +1 @@\n+x\n", ""),
+        (b"--- /dev/null\n+++ b/sglang/x.py\n" + H, "does not create"),
+        (b"--- a/sglang/x.py\n+++ /dev/null\n" + H, "does not delete"),
+        (FIT.replace(b"--- a/", b"--- old/").replace(b"+++ b/", b"+++ new/"), "prefixes"),
+    ],
+)
 def test_what_is_no_plain_change_of_text_is_refused(raw, said):
     with pytest.raises(SeriesProblem) as caught:
         parse(raw, "0001-x.patch")
     assert said in caught.value.what
 
 
-@pytest.mark.parametrize("raw", [
-    FIT,
-    b"From: someone\nSubject: H\n\n---\n sglang/x.py | 2 +-\n\n" + GIT + b"index 1..2 100644\n" + FIT,
-    FIT + b"-- \n2.39.5\n\n",
-    FIT + b"\n\n",
-    b"--- sglang/x.py\n+++ sglang/x.py\n" + H,
-    b"--- i/sglang/x.py\n+++ w/sglang/x.py\n" + H,
-    b"diff --git i/sglang/x.py w/sglang/x.py\n--- i/sglang/x.py\n+++ w/sglang/x.py\n" + H,
-    b"diff --git sglang/x.py sglang/x.py\n--- sglang/x.py\n+++ sglang/x.py\n" + H,
-    b"--- a/sglang/x.py\t2026-01-02 03:04:05.678901234 +0100\n+++ b/sglang/x.py\t2026-01-02 03:04:06 +0100\n" + H,
-    b"--- a/sglang/x.py 2026-01-02 03:04:05.678901234 +0100\n+++ b/sglang/x.py 2026-01-02 03:04:06\n" + H,
-    FIT.replace(b"@@ -2,3 +2,3 @@", b"@@ -2,3 +2,3 @@ class Section:"),
-    b'--- "a/sglang/x.py"\n+++ "b/sglang/\\170.py"\n' + H,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw",
+    [
+        FIT,
+        b"From: someone\nSubject: H\n\n---\n sglang/x.py | 2 +-\n\n" + GIT + b"index 1..2 100644\n" + FIT,
+        FIT + b"-- \n2.39.5\n\n",
+        FIT + b"\n\n",
+        b"--- sglang/x.py\n+++ sglang/x.py\n" + H,
+        b"--- i/sglang/x.py\n+++ w/sglang/x.py\n" + H,
+        b"diff --git i/sglang/x.py w/sglang/x.py\n--- i/sglang/x.py\n+++ w/sglang/x.py\n" + H,
+        b"diff --git sglang/x.py sglang/x.py\n--- sglang/x.py\n+++ sglang/x.py\n" + H,
+        b"--- a/sglang/x.py\t2026-01-02 03:04:05.678901234 +0100\n+++ b/sglang/x.py\t2026-01-02 03:04:06 +0100\n" + H,
+        b"--- a/sglang/x.py 2026-01-02 03:04:05.678901234 +0100\n+++ b/sglang/x.py 2026-01-02 03:04:06\n" + H,
+        FIT.replace(b"@@ -2,3 +2,3 @@", b"@@ -2,3 +2,3 @@ class Section:"),
+        b'--- "a/sglang/x.py"\n+++ "b/sglang/\\170.py"\n' + H,
+    ],
+)
 def test_odd_headers_that_are_right(raw):
     (patch,) = parse(raw, "odd")
     assert (patch.path, patch.kind) == (PATH, "modify")
@@ -284,10 +331,17 @@ def test_unquoted_non_ascii_names():
         parse(FIT.replace(b"x.py", "größe.py".encode("latin-1")), "raw")
 
 
-@pytest.mark.parametrize(("old", "new", "kind"), [
-    (None, b"", "create"), (b"", None, "delete"), (None, b"x", "create"), (b"x\n", None, "delete"),
-    (b"", b"x\n", "modify"), (b"x\n", b"", "modify"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (None, b"", "create"),
+        (b"", None, "delete"),
+        (None, b"x", "create"),
+        (b"x\n", None, "delete"),
+        (b"", b"x\n", "modify"),
+        (b"x\n", b"", "modify"),
+    ],
+)
 def test_empty_and_absent_are_two_things(old, new, kind):
     for producer in (udiff.make, made_by_git):
         (patch,) = parse(producer(PATH, old, new), producer.__name__)

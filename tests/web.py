@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/chunks":
             for start in range(0, len(Pages.large), 100_000):
-                self.wfile.write(b"%x\r\n%b\r\n" % (100_000, Pages.large[start:start + 100_000]))
+                self.wfile.write(b"%x\r\n%b\r\n" % (100_000, Pages.large[start : start + 100_000]))
             self.wfile.write(b"0\r\n\r\n")
         else:
             self.wfile.write(Pages.large)

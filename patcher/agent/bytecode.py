@@ -38,14 +38,23 @@ def compiled_files(source: str, prefixes: Iterable[str]) -> list[str]:
     if extension != ".py":
         return []
     found = [source + "c"] if os.path.isfile(source + "c") else []
-    for cache in [os.path.join(folder, "__pycache__"),
-                  *(os.path.join(os.path.realpath(prefix), folder.lstrip("/")) for prefix in prefixes)]:
+    for cache in [
+        os.path.join(folder, "__pycache__"),
+        *(os.path.join(os.path.realpath(prefix), folder.lstrip("/")) for prefix in prefixes),
+    ]:
         try:
-            found += [os.path.join(cache, entry) for entry in entries(cache)
-                      if entry.startswith(stem + ".") and entry.endswith(".pyc")]
+            found += [
+                os.path.join(cache, entry)
+                for entry in entries(cache)
+                if entry.startswith(stem + ".") and entry.endswith(".pyc")
+            ]
         except NotADirectoryError as error:
-            raise Refusal("Conflict", "a directory of compiled files is a link or a file", cache,
-                          "remove it: Python makes it anew") from error
+            raise Refusal(
+                "Conflict",
+                "a directory of compiled files is a link or a file",
+                cache,
+                "remove it: Python makes it anew",
+            ) from error
     return found
 
 
@@ -55,8 +64,12 @@ def snapshot(site: Site, sources: Mapping[str, str], prefixes: Iterable[str]) ->
     sources: name -> absolute path. Compiled files elsewhere (PYTHONPYCACHEPREFIX) are left out: Python makes them
     again, and nothing is written outside the package.
     """
-    return {site.shorten(compiled): dict(describe(compiled), sha=hash_of(compiled), source=name)
-            for name, file in sources.items() for compiled in compiled_files(file, prefixes) if site.holds(compiled)}
+    return {
+        site.shorten(compiled): dict(describe(compiled), sha=hash_of(compiled), source=name)
+        for name, file in sources.items()
+        for compiled in compiled_files(file, prefixes)
+        if site.holds(compiled)
+    }
 
 
 def remove(sources: Iterable[str], prefixes: Iterable[str]) -> None:

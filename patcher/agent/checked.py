@@ -33,14 +33,20 @@ class Checked:
         self.receipt = request.get("receipt")
         self.imports = request.get("imports") or []
         self.store = {sha: base64.b64decode(text) for sha, text in (request.get("store") or {}).items()}
-        self.prefixes = [prefix for prefix in (*(request.get("pycache_prefixes") or ()),
-                                               os.environ.get("PYTHONPYCACHEPREFIX")) if prefix]
+        self.prefixes = [
+            prefix
+            for prefix in (*(request.get("pycache_prefixes") or ()), os.environ.get("PYTHONPYCACHEPREFIX"))
+            if prefix
+        ]
         self.time, self.id, self.who = time.time(), uuid.uuid4().hex, request.get("who", "")
         self.history = {**(request.get("history") or {}), "id": self.id, "time": self.time, "who": self.who}
         self.old_receipt = site.load(RECEIPT)
         # What earlier commits of the same installation remember of it; nothing, if it was replaced since.
-        self.host = self.old_receipt["host"] if receipt_state(site, self.old_receipt) == "valid" else {
-            "meta": {}, "bytecode": {}, "directories": [], "seen": []}
+        self.host = (
+            self.old_receipt["host"]
+            if receipt_state(site, self.old_receipt) == "valid"
+            else {"meta": {}, "bytecode": {}, "directories": [], "seen": []}
+        )
         self.sources = self._entries(request["actions"])
         self.entries = list(self.sources)
         for entry in self.sources:
@@ -60,11 +66,18 @@ class Checked:
     def journal(self) -> dict:
         """All that a later run needs to undo or finish this commit."""
         return {
-            "id": self.id, "phase": "writing", "since": self.time, "who": self.who, "installation": self.site.identity,
-            "entries": [entry.as_dict() for entry in self.entries], "bytecode": self.bytecode,
-            "prefixes": self.prefixes, "made_directories": [self.site.shorten(name) for name in self.directories],
+            "id": self.id,
+            "phase": "writing",
+            "since": self.time,
+            "who": self.who,
+            "installation": self.site.identity,
+            "entries": [entry.as_dict() for entry in self.entries],
+            "bytecode": self.bytecode,
+            "prefixes": self.prefixes,
+            "made_directories": [self.site.shorten(name) for name in self.directories],
             "old_directories": self.host["directories"],
-            "receipt": self.receipt, "history": self.history,
+            "receipt": self.receipt,
+            "history": self.history,
         }
 
     def _entries(self, actions: list[dict]) -> list[Entry]:
@@ -79,8 +92,13 @@ class Checked:
             entries.append(Entry(path, file, action["before"], action["after"], meta, self._new_bytes(action)))
         if drifted:
             names = ", ".join(item["path"] for item in drifted)
-            raise Refusal("Drift", f"{len(drifted)} of {len(actions)} files are not as when the plan was made: {names}",
-                          self.site.root, "run the command again", files=drifted)
+            raise Refusal(
+                "Drift",
+                f"{len(drifted)} of {len(actions)} files are not as when the plan was made: {names}",
+                self.site.root,
+                "run the command again",
+                files=drifted,
+            )
         return entries
 
     def _new_bytes(self, action: dict) -> bytes | None:
@@ -88,8 +106,12 @@ class Checked:
             return None
         data = self.site.backup(action["after"]) if action.get("backup") else base64.b64decode(action["data"])
         if sha256(data) != action["after"]:
-            raise Refusal("Conflict", "the new bytes do not have the hash that they should", action["path"],
-                          "run the command again")
+            raise Refusal(
+                "Conflict",
+                "the new bytes do not have the hash that they should",
+                action["path"],
+                "run the command again",
+            )
         return data
 
     def _check_syntax(self, entry: Entry) -> None:
@@ -102,8 +124,9 @@ class Checked:
                 warnings.simplefilter("ignore")
                 compile(entry.data, entry.file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise Refusal("Conflict", f"the new file does not compile: {error}", entry.path,
-                          "correct the series") from error
+            raise Refusal(
+                "Conflict", f"the new file does not compile: {error}", entry.path, "correct the series"
+            ) from error
 
     def _missing_directories(self) -> list[str]:
         missing = set()
@@ -120,25 +143,40 @@ class Checked:
             return
         files = self.receipt["files"]
         after = {entry.path: entry.after for entry in self.sources}
-        untrue = [path for path, told in files.items()
-                  if told["after"] != (after[path] if path in after else hash_of(self.site.locate(path)))]
+        untrue = [
+            path
+            for path, told in files.items()
+            if told["after"] != (after[path] if path in after else hash_of(self.site.locate(path)))
+        ]
         if untrue and "host" in self.receipt:
             self.receipt = None  # an older receipt that was stale when it was taken away: there is nothing to put back
             return
         if untrue:
-            raise Refusal("Conflict", f"the receipt does not say what will be installed: {', '.join(untrue)}",
-                          self.site.root, "report this as a bug")
+            raise Refusal(
+                "Conflict",
+                f"the receipt does not say what will be installed: {', '.join(untrue)}",
+                self.site.root,
+                "report this as a bug",
+            )
         patched = {path for path, told in files.items() if told["before"] != told["after"]}
-        fresh = {entry.path: entry for entry in self.sources
-                 if entry.path in patched and entry.path not in self.host["seen"]}
+        fresh = {
+            entry.path: entry for entry in self.sources if entry.path in patched and entry.path not in self.host["seen"]
+        }
         self.receipt["host"] = {
-            "id": self.id, "commit_time": self.time, "user": user_name(os.geteuid()),
-            "installation": self.site.identity, "record": None,
+            "id": self.id,
+            "commit_time": self.time,
+            "user": user_name(os.geteuid()),
+            "installation": self.site.identity,
+            "record": None,
             "seen": sorted((set(self.host["seen"]) | set(fresh)) & patched),
-            "meta": {**{path: meta for path, meta in self.host["meta"].items() if path in patched},
-                     **{path: entry.meta for path, entry in fresh.items() if entry.before}},
-            "bytecode": {**{name: value for name, value in self.host["bytecode"].items() if value["source"] in patched},
-                         **{name: value for name, value in self.bytecode.items() if value["source"] in fresh}},
+            "meta": {
+                **{path: meta for path, meta in self.host["meta"].items() if path in patched},
+                **{path: entry.meta for path, entry in fresh.items() if entry.before},
+            },
+            "bytecode": {
+                **{name: value for name, value in self.host["bytecode"].items() if value["source"] in patched},
+                **{name: value for name, value in self.bytecode.items() if value["source"] in fresh},
+            },
             "directories": sorted({*self.host["directories"], *map(self.site.shorten, self.directories)}),
         }
 

@@ -10,18 +10,7 @@ from . import bytecode
 from .backups import BACKUPS, collect_backups, keep
 from .checked import Checked
 from .failures import Refusal, translated
-from .files import (
-    describe,
-    hash_of,
-    link,
-    make_directory,
-    read,
-    rename,
-    symlink,
-    unlink,
-    write_file,
-    write_state,
-)
+from .files import describe, hash_of, link, make_directory, read, rename, symlink, unlink, write_file, write_state
 from .journal import JOURNAL, RECORD, Entry, finish, ignore_hangups, stage, sync_folders, undo, write_journal
 from .lock import locked
 from .programs import run_child
@@ -38,8 +27,12 @@ def commit(site: Site, request: dict) -> dict:
     with locked(site, request.get("who", "")):
         step("check")
         if os.path.exists(site.state(JOURNAL)):
-            raise Refusal("Conflict", "an earlier commit was undone, but what it left could not be removed",
-                          site.state(JOURNAL), "ddtree-patch status names the files; make their directories writable")
+            raise Refusal(
+                "Conflict",
+                "an earlier commit was undone, but what it left could not be removed",
+                site.state(JOURNAL),
+                "ddtree-patch status names the files; make their directories writable",
+            )
         work = Commit(site, request)
         try:
             work.back_up()
@@ -69,8 +62,13 @@ def commit(site: Site, request: dict) -> dict:
                 raise
             # The decision stands though its write failed at the end: what dies from here on, the next run finishes.
         finish(site, journal)
-    return {"committed": True, "commit_time": work.time, "record": work.record_note, "steps": list(STEPS),
-            "read_back": {entry.path: entry.after for entry in work.sources}}
+    return {
+        "committed": True,
+        "commit_time": work.time,
+        "record": work.record_note,
+        "steps": list(STEPS),
+        "read_back": {entry.path: entry.after for entry in work.sources},
+    }
 
 
 class Commit(Checked):
@@ -151,8 +149,11 @@ class Commit(Checked):
         originals = {entry.path for entry in self.sources if self._original(entry)}
         with translated(self.site.package_dir):
             bytecode.remove([entry.file for entry in self.sources], self.prefixes)
-            bytecode.restore(self.site, {path: value for path, value in self.host["bytecode"].items()
-                                         if value["source"] in originals}, self.needed)
+            bytecode.restore(
+                self.site,
+                {path: value for path, value in self.host["bytecode"].items() if value["source"] in originals},
+                self.needed,
+            )
         step("compile")
         for entry in self.sources:
             if entry.after and entry.path not in originals and entry.file.endswith(".py") and not self.site.tree:
@@ -166,23 +167,36 @@ class Commit(Checked):
         done = run_child([sys.executable, "-I", "-B", "-c", IMPORT_CODE, *self.imports], b"", {}, IMPORT_SECONDS)
         if done["rc"] != 0:
             last = done["stderr"].strip().rpartition("\n")[2]
-            raise Refusal("Conflict", f"the patched modules do not import: {last}", sys.executable,
-                          "the old files are back; see the trace", detail=done["stderr"][-4000:])
+            raise Refusal(
+                "Conflict",
+                f"the patched modules do not import: {last}",
+                sys.executable,
+                "the old files are back; see the trace",
+                detail=done["stderr"][-4000:],
+            )
 
     def read_back(self) -> None:
         step("read-back")
         for entry in self.entries:
             found = hash_of(entry.file)
             if found != entry.after:
-                raise Refusal("Conflict", f"the file reads back as {found}, not {entry.after}", entry.file,
-                              "look for another program that writes there")
+                raise Refusal(
+                    "Conflict",
+                    f"the file reads back as {found}, not {entry.after}",
+                    entry.file,
+                    "look for another program that writes there",
+                )
             if entry.before and hash_of(entry.old) != entry.before:
                 raise _changed(entry)
 
 
 def _changed(entry: Entry) -> Refusal:
-    return Refusal("Drift", f"someone else changed {entry.path} while this commit was under way: their file stays",
-                   entry.file, "find out who, then run the command again")
+    return Refusal(
+        "Drift",
+        f"someone else changed {entry.path} while this commit was under way: their file stays",
+        entry.file,
+        "find out who, then run the command again",
+    )
 
 
 def _keep_old(entry: Entry) -> None:

@@ -117,8 +117,13 @@ def hash_of(path: str) -> str | None:
 def describe(path: str) -> dict:
     """What a revert needs beside the bytes: mode, owner, time, and where a link pointed."""
     info = os.stat(path)
-    return {"mode": stat.S_IMODE(info.st_mode), "uid": info.st_uid, "gid": info.st_gid, "mtime_ns": info.st_mtime_ns,
-            "link": os.readlink(path) if os.path.islink(path) else None}
+    return {
+        "mode": stat.S_IMODE(info.st_mode),
+        "uid": info.st_uid,
+        "gid": info.st_gid,
+        "mtime_ns": info.st_mtime_ns,
+        "link": os.readlink(path) if os.path.islink(path) else None,
+    }
 
 
 def write_file(path: str, data: bytes, meta: dict, like: str | None = None) -> None:
@@ -126,8 +131,9 @@ def write_file(path: str, data: bytes, meta: dict, like: str | None = None) -> N
     unlink(path)
     folder, name = os.path.split(path)
     with opened(folder) as directory:
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600,
-                         dir_fd=directory)
+        handle = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory
+        )
     with open(handle, "wb") as file:
         file.write(data)
         file.flush()

@@ -42,8 +42,9 @@ class Entry:
     new, old: where the new file waits and the old one is kept.
     """
 
-    def __init__(self, path: str, file: str, before: str | None, after: str | None, meta: dict | None,
-                 data: bytes | None = None):
+    def __init__(
+        self, path: str, file: str, before: str | None, after: str | None, meta: dict | None, data: bytes | None = None
+    ):
         self.path, self.file, self.before, self.after, self.meta, self.data = path, file, before, after, meta, data
         folder, name = os.path.split(file)
         self.new, self.old = os.path.join(folder, f".{name}{NEW}"), os.path.join(folder, f".{name}{OLD}")
@@ -139,8 +140,12 @@ def _clear(site: Site, journal: dict, entries: list[Entry], replaced: bool) -> l
     old = {site.lengthen(name): (name, value) for name, value in journal["bytecode"].items() if value["source"] in back}
     intact = {path for path, (_, value) in old.items() if hash_of(path) == value["sha"]}
     unwanted = [path for entry in entries for path in (entry.old, entry.new)]  # in this order: see _is_untouched
-    unwanted += [path for entry in entries for path in bytecode.compiled_files(entry.file, journal["prefixes"])
-                 if path not in intact]
+    unwanted += [
+        path
+        for entry in entries
+        for path in bytecode.compiled_files(entry.file, journal["prefixes"])
+        if path not in intact
+    ]
     left = []
     for path in unwanted:
         try:
@@ -152,8 +157,11 @@ def _clear(site: Site, journal: dict, entries: list[Entry], replaced: bool) -> l
             sync_directory(folder)
     bytecode.remove_caches(entry.file for entry in entries)
     with contextlib.suppress(OSError):  # Python compiles them again
-        bytecode.restore(site, {name: value for path, (name, value) in old.items() if path not in intact},
-                         needed_backups(site.load(RECEIPT)))
+        bytecode.restore(
+            site,
+            {name: value for path, (name, value) in old.items() if path not in intact},
+            needed_backups(site.load(RECEIPT)),
+        )
     remove_empty(map(site.lengthen, journal["made_directories"]))
     return left
 
@@ -186,7 +194,8 @@ def sync_folders(entries: list[Entry]) -> None:
 def _was_reinstalled(site: Site, journal: dict, entries: list[Entry]) -> bool:
     """Whether pip or uv put another installation in the place since the journal was written."""
     return journal["installation"] != site.identity or any(
-        entry.path == RECORD and hash_of(entry.file) not in (entry.before, entry.after) for entry in entries)
+        entry.path == RECORD and hash_of(entry.file) not in (entry.before, entry.after) for entry in entries
+    )
 
 
 def _put_back(site: Site, entry: Entry) -> None:
@@ -202,9 +211,13 @@ def _put_back(site: Site, entry: Entry) -> None:
 
 def _hands_needed(site: Site, stuck: list[tuple[Entry, str]]) -> Refusal:
     told = "; ".join(f"{entry.file} ({why})" for entry, why in stuck)
-    return Refusal("RollbackFailed", f"not every file could be put back: {told}", site.root,
-                   "solve that, or run the commands; then run any command of this tool: it takes up the rest",
-                   commands=[_by_hand(site, entry) for entry, _ in stuck])
+    return Refusal(
+        "RollbackFailed",
+        f"not every file could be put back: {told}",
+        site.root,
+        "solve that, or run the commands; then run any command of this tool: it takes up the rest",
+        commands=[_by_hand(site, entry) for entry, _ in stuck],
+    )
 
 
 def _by_hand(site: Site, entry: Entry) -> str:
@@ -231,8 +244,12 @@ def finish(site: Site, journal: dict) -> None:
         _finish(site, journal)
     except (OSError, Refusal) as error:
         why = os_refusal(error, error.filename or site.state_dir) if isinstance(error, OSError) else error
-        raise Refusal("RollbackFailed", f"the new files are in place, but the commit is not at its end: {why}",
-                      why.reply["where"], f"{why.reply['next']}; then any command of this tool finishes it") from error
+        raise Refusal(
+            "RollbackFailed",
+            f"the new files are in place, but the commit is not at its end: {why}",
+            why.reply["where"],
+            f"{why.reply['next']}; then any command of this tool finishes it",
+        ) from error
 
 
 def _finish(site: Site, journal: dict) -> None:

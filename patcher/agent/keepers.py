@@ -14,8 +14,9 @@ from .programs import run_child
 SUPERVISORS = {"supervisord": "supervisor", "runsv": "command", "s6-supervise": "command", "supervise": "command"}
 SYSTEMCTL_S = 5
 # As docker-ID.scope or docker/ID, by how the engine makes its control groups; libpod-ID.scope/container.
-_ENGINES = re.compile(r"(?:docker|containerd|nerdctl|libpod|crio)[-/:][0-9a-f]{12,}(?:\.scope)?(?:/|$)|[/-]kubepods\b",
-                      re.MULTILINE)
+_ENGINES = re.compile(
+    r"(?:docker|containerd|nerdctl|libpod|crio)[-/:][0-9a-f]{12,}(?:\.scope)?(?:/|$)|[/-]kubepods\b", re.MULTILINE
+)
 
 
 def keeper_of(pid: int) -> dict | None:
@@ -75,8 +76,12 @@ def _unit(pid: int) -> dict | None:
     line = list(_line(pid))
     if not unit or not line or not shutil.which("systemctl"):
         return None
-    reply = run_child(["systemctl", *scope, "show", "--property=MainPID,Restart", "--", unit], b"",
-                      {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"} if scope else {}, SYSTEMCTL_S)
+    reply = run_child(
+        ["systemctl", *scope, "show", "--property=MainPID,Restart", "--", unit],
+        b"",
+        {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"} if scope else {},
+        SYSTEMCTL_S,
+    )
     shown = dict(line.split("=", 1) for line in reply["stdout"].split("\n") if "=" in line)
     main = [str(process["pid"]) for process in line if process["pid"] in (pid, line[0]["sid"])]
     if shown.get("MainPID") not in main or shown.get("Restart") in (None, "", "no"):

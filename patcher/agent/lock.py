@@ -50,8 +50,14 @@ def locked(site: Site, who: str) -> Iterator[None]:
     path = site.state("lock")
     handle = _acquire(site, path)
     try:
-        holder = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": boot_id(),
-                  "host": socket.gethostname(), "who": who, "since": time.time()}
+        holder = {
+            "pid": os.getpid(),
+            "start_ticks": start_ticks(os.getpid()),
+            "boot_id": boot_id(),
+            "host": socket.gethostname(),
+            "who": who,
+            "since": time.time(),
+        }
         with translated(path):
             os.pwrite(handle, json.dumps(holder).encode(), 0)
             sync_directory(site.state_dir)  # what is left after a power loss is found by the lock or by the journal
@@ -60,7 +66,7 @@ def locked(site: Site, who: str) -> Iterator[None]:
         step("unlock")
     finally:
         with contextlib.suppress(OSError):  # on what turned read-only: a dead holder's lock holds nobody up, and the
-            unlink(path)                    # failure that is on its way says more
+            unlink(path)  # failure that is on its way says more
         os.close(handle)
         remove_empty([site.state("backups"), site.state_dir, os.path.dirname(site.state_dir)])
 
@@ -100,6 +106,11 @@ def _acquire(site: Site, path: str) -> int:
 def _held(path: str) -> Refusal:
     holder = _read_holder(path)
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"])) if holder else "just now"
-    return Refusal("Locked", f"{holder.get('who') or 'someone'} holds the lock since {since} "
-                   f"(process {holder.get('pid', '?')} on {holder.get('host', '?')})", path,
-                   "wait until it ends; a dead holder's lock is taken over by itself", holder=holder)
+    return Refusal(
+        "Locked",
+        f"{holder.get('who') or 'someone'} holds the lock since {since} "
+        f"(process {holder.get('pid', '?')} on {holder.get('host', '?')})",
+        path,
+        "wait until it ends; a dead holder's lock is taken over by itself",
+        holder=holder,
+    )

@@ -47,18 +47,31 @@ def inspect(site: Site, request: dict) -> dict:
     problems = [write_problem(path) for path in (*map(site.locate, paths), site.state(JOURNAL))]
     problem = next(filter(None, problems), None)
     return {
-        "root": site.root, "version": site.version, "editable": site.editable, "dist_info": site.dist_info,
-        "record": site.record, "state_dir": site.state_dir, "package_dir": site.package_dir,
+        "root": site.root,
+        "version": site.version,
+        "editable": site.editable,
+        "dist_info": site.dist_info,
+        "record": site.record,
+        "state_dir": site.state_dir,
+        "package_dir": site.package_dir,
         "files": {path: _look_at(site, path, lines, told.get(path)) for path in paths},
-        "interpreter": None if site.tree else {"executable": sys.executable, "version": sys.version.split()[0],
-                                               "prefix": sys.prefix, "real_prefix": os.path.realpath(sys.prefix)},
-        "receipt": receipt, "receipt_state": receipt_state(site, receipt),
-        "journal": os.path.exists(site.state(JOURNAL)), "lock": holder or lock_holder(site),
+        "interpreter": None
+        if site.tree
+        else {
+            "executable": sys.executable,
+            "version": sys.version.split()[0],
+            "prefix": sys.prefix,
+            "real_prefix": os.path.realpath(sys.prefix),
+        },
+        "receipt": receipt,
+        "receipt_state": receipt_state(site, receipt),
+        "journal": os.path.exists(site.state(JOURNAL)),
+        "lock": holder or lock_holder(site),
         "missing_backups": sorted(sha for sha in needed_backups(receipt) if not _is_whole(site, sha)),
         "exposed": _exposed(site, paths),
         "free_bytes": _free_bytes(site.package_dir),
-        "writable": problem and {"path": problem["path"], "mount": problem["mount"],
-                                 "reason": os.strerror(problem["errno"])},
+        "writable": problem
+        and {"path": problem["path"], "mount": problem["mount"], "reason": os.strerror(problem["errno"])},
     }
 
 
@@ -71,8 +84,11 @@ def _look_at(site: Site, path: str, lines: dict, told: dict | None) -> dict:
     return {
         "sha256": None if data is None else sha256(data),
         "record_sha256": lines.get(path, (None, None))[1],
-        "size": info and info.st_size, "mode": info and stat.S_IMODE(info.st_mode), "uid": info and info.st_uid,
-        "link": os.readlink(file) if os.path.islink(file) else None, "links": info and info.st_nlink,
+        "size": info and info.st_size,
+        "mode": info and stat.S_IMODE(info.st_mode),
+        "uid": info and info.st_uid,
+        "link": os.readlink(file) if os.path.islink(file) else None,
+        "links": info and info.st_nlink,
         "data": None if data is None else base64.b64encode(data).decode(),
         # what the receipt would put back, where its backup is whole
         "before_data": base64.b64encode(before).decode() if whole else None,
@@ -107,13 +123,24 @@ def forget(site: Site, request: dict) -> dict:
         receipt = site.load(RECEIPT)
         found = receipt_state(site, receipt)
         if found == "valid":
-            raise Refusal("Conflict", "the receipt is in force: its files are installed", site.state(RECEIPT),
-                          "use revert")
+            raise Refusal(
+                "Conflict", "the receipt is in force: its files are installed", site.state(RECEIPT), "use revert"
+            )
         if receipt is not None:
             unlink(site.state(RECEIPT))
-            write_state(site.state(HISTORY), history_with(site, {
-                **(request.get("history") or {}), "event": "forget", "id": uuid.uuid4().hex, "time": time.time(),
-                "who": request.get("who", "")}))
+            write_state(
+                site.state(HISTORY),
+                history_with(
+                    site,
+                    {
+                        **(request.get("history") or {}),
+                        "event": "forget",
+                        "id": uuid.uuid4().hex,
+                        "time": time.time(),
+                        "who": request.get("who", ""),
+                    },
+                ),
+            )
             collect_backups(site, None)
     return {"forgotten": receipt is not None, "receipt_state": found}
 

@@ -16,8 +16,14 @@ from .processes import launchers
 from .programs import run_python
 from .site import Site
 
-OPERATIONS = {"inspect": inspect, "commit": commit, "forget": forget, "history": history, "state": state,
-              "run_python": run_python}
+OPERATIONS = {
+    "inspect": inspect,
+    "commit": commit,
+    "forget": forget,
+    "history": history,
+    "state": state,
+    "run_python": run_python,
+}
 
 
 def answer(request: dict) -> dict:
@@ -41,8 +47,15 @@ def main() -> None:
         place = error.filename if isinstance(error.filename, str) else "/"
         reply = {"error": {**os_refusal(error, place).reply, "detail": traceback.format_exc()}}
     except Exception as error:
-        reply = {"error": {"kind": "DdtreePatchError", "what": f"the agent failed: {error!r}", "where": request["op"],
-                           "next": "report this, with the trace", "detail": traceback.format_exc()}}
+        reply = {
+            "error": {
+                "kind": "DdtreePatchError",
+                "what": f"the agent failed: {error!r}",
+                "where": request["op"],
+                "next": "report this, with the trace",
+                "detail": traceback.format_exc(),
+            }
+        }
     data = json.dumps(reply).encode()
     try:
         sys.stdout.buffer.write(b"\n<<ddtree-agent %s %d>>\n" % (request["nonce"].encode(), len(data)) + data + b"\n")

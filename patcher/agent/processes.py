@@ -40,7 +40,8 @@ def is_launcher(argv: list[str]) -> bool:
             return False
         elif not word.startswith("-"):
             return word.endswith("sglang/launch_server.py") or (
-                os.path.basename(word) == "sglang" and rest[:1] == ["serve"])
+                os.path.basename(word) == "sglang" and rest[:1] == ["serve"]
+            )
     return False
 
 
@@ -54,12 +55,21 @@ def _look_at(pid: int, boot: float) -> dict | None:
     python = _interpreter(argv[0], cwd, exe, env)
     prefix = os.path.dirname(os.path.dirname(python)) if python else None
     return {
-        "pid": pid, "parent": int(fields[1]), "pgid": int(fields[2]), "sid": int(fields[3]),
-        "start_time": boot + int(fields[19]) / os.sysconf("SC_CLK_TCK"), "argv": argv, "exe": exe, "cwd": cwd,
-        "python": python, "prefix": prefix if prefix and os.path.isfile(prefix + "/pyvenv.cfg") else None,
+        "pid": pid,
+        "parent": int(fields[1]),
+        "pgid": int(fields[2]),
+        "sid": int(fields[3]),
+        "start_time": boot + int(fields[19]) / os.sysconf("SC_CLK_TCK"),
+        "argv": argv,
+        "exe": exe,
+        "cwd": cwd,
+        "python": python,
+        "prefix": prefix if prefix and os.path.isfile(prefix + "/pyvenv.cfg") else None,
         "real_prefix": prefix and os.path.realpath(prefix),
-        "listening": _listening(pid), "user": user_name(os.stat(f"/proc/{pid}").st_uid),
-        "sglang_root": _source_root(argv, cwd, env), "log": log if log and os.path.isfile(log) else None,
+        "listening": _listening(pid),
+        "user": user_name(os.stat(f"/proc/{pid}").st_uid),
+        "sglang_root": _source_root(argv, cwd, env),
+        "log": log if log and os.path.isfile(log) else None,
         "pycache_prefix": _pycache_prefix(argv, cwd, env),
     }
 
@@ -98,7 +108,7 @@ def _interpreter(word: str, cwd: str | None, exe: str | None, env: dict[str, str
 
 def _pycache_prefix(argv: list[str], cwd: str | None, env: dict[str, str]) -> str | None:
     """Where the process keeps bytecode outside of its packages: -X pycache_prefix=DIR, else PYTHONPYCACHEPREFIX."""
-    options = argv[1:argv.index("-m")] if "-m" in argv else argv[1:]
+    options = argv[1 : argv.index("-m")] if "-m" in argv else argv[1:]
     joined = [word + after if word == "-X" else word for word, after in zip(options, [*options[1:], ""])]
     given = [word.partition("=")[2] for word in joined if word.startswith("-Xpycache_prefix=")]
     prefix = given[-1] if given else env.get("PYTHONPYCACHEPREFIX")

@@ -230,8 +230,9 @@ class Apply:
     def _start_and_check(self) -> None:
         identity = self.series.identity(self.stage)
         with self.result.step("restart and wait until ready") as step:
-            report = self.serving.restart(patched=True, sampled=self.sampled, identities={identity},
-                                          younger_than=self.commit_time)
+            report = self.serving.restart(
+                patched=True, sampled=self.sampled, identities={identity}, younger_than=self.commit_time
+            )
             self.result.data["ready"] = report.as_dict()
             step.detail = f"process {report.pid} serves the patched files"
         if not self.options.smoke:

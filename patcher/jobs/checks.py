@@ -17,6 +17,7 @@ class Checks:
 
     def step(self, name: str, check: Callable[[Step], str]) -> None:
         """Make a check as a step of its own, whose detail is what the check gives."""
+
         def as_step() -> None:
             with self.result.step(name) as step:
                 step.detail = check(step)

@@ -40,8 +40,13 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
     receipt = plan.receipt()
     try:
         reply = session.target.ask(
-            "commit", actions=plan.request(), receipt=receipt and receipt | _signature(), imports=list(imports),
-            history=history_line(command, plan), store=_store(plan), pycache_prefixes=_caches(session),
+            "commit",
+            actions=plan.request(),
+            receipt=receipt and receipt | _signature(),
+            imports=list(imports),
+            history=history_line(command, plan),
+            store=_store(plan),
+            pycache_prefixes=_caches(session),
         )
     except Conflict as conflict:
         _refuse_if_overtaken(session, conflict)
@@ -49,8 +54,11 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
     session.committed = reply["commit_time"]
     wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.after]
     if wrong:
-        raise Conflict(f"read back after the commit, these files are not what was written: {', '.join(wrong)}",
-                       where=session.host.name, next_step="ddtree-patch status, then revert; suspect the file system")
+        raise Conflict(
+            f"read back after the commit, these files are not what was written: {', '.join(wrong)}",
+            where=session.host.name,
+            next_step="ddtree-patch status, then revert; suspect the file system",
+        )
     return reply
 
 
@@ -60,14 +68,24 @@ def undo(session: Session, plan: Plan, command: str) -> None:
     Locked when someone else has changed the installation since the commit: it is theirs then.
     """
     actions = [
-        {"path": action.path, "before": action.after, "after": action.before,
-         "data": None if action.old is None else b64encode(action.old).decode(), "backup": False}
+        {
+            "path": action.path,
+            "before": action.after,
+            "after": action.before,
+            "data": None if action.old is None else b64encode(action.old).decode(),
+            "backup": False,
+        }
         for action in plan.changes
     ]
     try:
-        reply = session.target.ask("commit", actions=actions, receipt=plan.receipt_found, imports=[],
-                                   history=history_line(f"roll back {command}", plan),
-                                   pycache_prefixes=_caches(session))
+        reply = session.target.ask(
+            "commit",
+            actions=actions,
+            receipt=plan.receipt_found,
+            imports=[],
+            history=history_line(f"roll back {command}", plan),
+            pycache_prefixes=_caches(session),
+        )
     except Conflict as conflict:
         receipt = session.target.ask("inspect", paths=[])["receipt"]
         if not receipt or receipt["host"]["commit_time"] != session.committed:
@@ -90,8 +108,9 @@ def importable(session: Session, plan: Plan) -> tuple[list[str], str]:
         return [], "a tree of files has no interpreter"
     if not changed:
         return new, ""
-    reply = session.target.ask("run_python", source=_IMPORT_EACH, argv=[json.dumps(changed)], env={},
-                               timeout=IMPORT_TIMEOUT_S)
+    reply = session.target.ask(
+        "run_python", source=_IMPORT_EACH, argv=[json.dumps(changed)], env={}, timeout=IMPORT_TIMEOUT_S
+    )
     lines = [line for line in reply["stdout"].split("\n") if line.startswith("importable:")]
     # Only names that were asked for: what is imported on the host is decided here.
     good = [name for name in changed if f'"{name}"' in lines[-1]] if lines else []
@@ -110,8 +129,11 @@ def _refuse_if_overtaken(session: Session, conflict: Conflict) -> None:
 def _overtaken(session: Session) -> Locked:
     lines = session.target.ask("history")["lines"]  # none after the revert of a tree
     other = f"{lines[-1]['who']} at {local_time(lines[-1]['time'])}" if lines else "someone else just now"
-    return Locked(f"the installation was changed by {other}, since the plan was made", where=session.host.name,
-                  next_step="run the command again: it goes by what is installed then")
+    return Locked(
+        f"the installation was changed by {other}, since the plan was made",
+        where=session.host.name,
+        next_step="run the command again: it goes by what is installed then",
+    )
 
 
 def _commit_id(inspection: Mapping[str, Any]) -> str | None:
@@ -119,8 +141,14 @@ def _commit_id(inspection: Mapping[str, Any]) -> str | None:
 
 
 def history_line(command: str, plan: Plan) -> dict[str, Any]:
-    return {"event": command, "series": plan.series.name if plan.series else None, "from": plan.stage_from,
-            "to": plan.stage_to, "files": len(plan.changes), "tool": __version__}
+    return {
+        "event": command,
+        "series": plan.series.name if plan.series else None,
+        "from": plan.stage_from,
+        "to": plan.stage_to,
+        "files": len(plan.changes),
+        "tool": __version__,
+    }
 
 
 def describe(plan: Plan) -> str:
@@ -129,12 +157,18 @@ def describe(plan: Plan) -> str:
     counts = ", ".join(f"{kinds.count(kind)} to {kind}" for kind in ("create", "modify", "delete") if kind in kinds)
     already = kinds.count("already")
     return f"{plan.stage_from} -> {plan.stage_to}: {counts or 'no file to change'}" + (
-        f", {already} as they should be" if already else "")
+        f", {already} as they should be" if already else ""
+    )
 
 
 def _modules(plan: Plan) -> list[tuple[str, Any]]:
-    names = dict(zip([a.path for a in plan.changes if a.after is not None and a.path.endswith(".py")], plan.modules(),
-                     strict=True))
+    names = dict(
+        zip(
+            [a.path for a in plan.changes if a.after is not None and a.path.endswith(".py")],
+            plan.modules(),
+            strict=True,
+        )
+    )
     return [(names[action.path], action) for action in plan.changes if action.path in names]
 
 

@@ -44,9 +44,15 @@ class Doctor(Look):
         self.facts["editable"] = "yes" if session.inspection["editable"] else "no"
         session.result.data["facts"] = self.facts  # already now: the kernel adds to them, and no failure hides them
         for name, look in (
-            ("supported version", self._supported), ("files", self._files), ("writable", self._writable),
-            ("links", self._links), ("disk space", self._space), ("lock", self._lock), ("receipt", self._receipt),
-            ("service", self._service), ("the copy that is served", self._copy),
+            ("supported version", self._supported),
+            ("files", self._files),
+            ("writable", self._writable),
+            ("links", self._links),
+            ("disk space", self._space),
+            ("lock", self._lock),
+            ("receipt", self._receipt),
+            ("service", self._service),
+            ("the copy that is served", self._copy),
         ):
             checks.step(name, look)
         checks.collect(self._kernel)
@@ -73,9 +79,11 @@ class Doctor(Look):
     def _writable(self, step: Step) -> str:
         problem = self.session.inspection["writable"]
         if problem:
-            raise Conflict(f"{problem['path']} cannot be replaced: {problem['reason']} (mount {problem['mount']})",
-                           where=self.session.host.name,
-                           next_step="connect as the owner or set sudo = true; a mount must be made writable")
+            raise Conflict(
+                f"{problem['path']} cannot be replaced: {problem['reason']} (mount {problem['mount']})",
+                where=self.session.host.name,
+                next_step="connect as the owner or set sudo = true; a mount must be made writable",
+            )
         return "every file can be replaced"
 
     def _links(self, step: Step) -> str:
@@ -89,16 +97,21 @@ class Doctor(Look):
         free = self.session.inspection["free_bytes"]
         needed = 4 * sum(entry["size"] or 0 for entry in self.session.inspection["files"].values()) + (1 << 20)
         if free < needed:
-            raise Conflict(f"{free >> 20} MiB are free, about {needed >> 20} MiB are needed",
-                           where=f"{self.session.host.name}: {self.session.inspection['root']}",
-                           next_step="free some space there")
+            raise Conflict(
+                f"{free >> 20} MiB are free, about {needed >> 20} MiB are needed",
+                where=f"{self.session.host.name}: {self.session.inspection['root']}",
+                next_step="free some space there",
+            )
         return f"{free >> 20} MiB free"
 
     def _lock(self, step: Step) -> str:
         holder = self.session.inspection["lock"]
         if holder:
-            raise Locked(f"{holder['who']} holds the lock since {local_time(holder['since'])}",
-                         where=self.session.host.name, next_step="wait until that command ends")
+            raise Locked(
+                f"{holder['who']} holds the lock since {local_time(holder['since'])}",
+                where=self.session.host.name,
+                next_step="wait until that command ends",
+            )
         if self.session.inspection["recovered"] != "nothing":
             step.state = WARNING
             return f"free; a commit that was cut short was {self.session.inspection['recovered']} just now"

@@ -113,21 +113,29 @@ class Status(Look):
         result.data["receipt_state"] = inspection["receipt_state"]
         result.data["receipt"] = receipt
         if receipt:
-            self.facts["receipt"] = (f"series {receipt['series']}, stage {receipt['stage']}, "
-                                     f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}")
+            self.facts["receipt"] = (
+                f"series {receipt['series']}, stage {receipt['stage']}, "
+                f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}"
+            )
         if session.stale:
-            self.facts["receipt"] += (" - stale: the package was replaced since, and the files count, not the receipt; "
-                                      "apply patches them anew, revert drops the receipt")
+            self.facts["receipt"] += (
+                " - stale: the package was replaced since, and the files count, not the receipt; "
+                "apply patches them anew, revert drops the receipt"
+            )
         if inspection["missing_backups"]:
             self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
         holder = inspection["lock"]
         if holder:
             result.data["lock"] = holder
-            self.facts["lock"] = (f"held by {holder['who'] or 'someone'} since {local_time(holder['since'])}, process "
-                                  f"{holder['pid']} on {holder['host']}: its command is changing these files")
+            self.facts["lock"] = (
+                f"held by {holder['who'] or 'someone'} since {local_time(holder['since'])}, process "
+                f"{holder['pid']} on {holder['host']}: its command is changing these files"
+            )
         if inspection["left"]:
-            self.facts["left behind"] = ("a commit was undone, but these could not be removed; the next command tries "
-                                         f"again: {', '.join(inspection['left'])}")
+            self.facts["left behind"] = (
+                "a commit was undone, but these could not be removed; the next command tries "
+                f"again: {', '.join(inspection['left'])}"
+            )
         elif inspection["journal"] and not holder:
             self.facts["journal"] = "a commit was cut short and is not yet finished or undone"
         try:
@@ -158,8 +166,12 @@ class History(Look):
 
     def show(self) -> None:
         lines = [
-            {"when": local_time(line["time"]), "what": line["event"], "by": line["who"],
-             **{key: line[key] for key in ("series", "from", "to", "files", "tool") if key in line}}
+            {
+                "when": local_time(line["time"]),
+                "what": line["event"],
+                "by": line["who"],
+                **{key: line[key] for key in ("series", "from", "to", "files", "tool") if key in line},
+            }
             for line in self.session.target.ask("history")["lines"]
         ]
         self.session.result.data["lines"] = lines

@@ -54,16 +54,25 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
     except Interrupted:
         raise
     except Locked as taken:
-        result.summary = ("not rolled back: the installation is someone else's by now" if result.changed else
-                          "the files are as before; another command is restarting the server")
-        raise Locked(f"the apply failed ({failure}), and {taken.what}", where=session.host.name,
-                     next_step="ddtree-patch status says where the host stands") from failure
+        result.summary = (
+            "not rolled back: the installation is someone else's by now"
+            if result.changed
+            else "the files are as before; another command is restarting the server"
+        )
+        raise Locked(
+            f"the apply failed ({failure}), and {taken.what}",
+            where=session.host.name,
+            next_step="ddtree-patch status says where the host stands",
+        ) from failure
     except DdtreePatchError as error:
         result.summary = "the old state could not be put back"
         raise RollbackFailed(
             f"the apply failed ({failure}), and the old state could not be put back: {error.what}",
-            where=session.host.name, next_step=f"run these commands, in this order{serving.log_hint()}",
-            commands=manual, last_resort=serving.service.by_hand(), detail=error.detail,
+            where=session.host.name,
+            next_step=f"run these commands, in this order{serving.log_hint()}",
+            commands=manual,
+            last_resort=serving.service.by_hand(),
+            detail=error.detail,
         ) from failure
 
 
@@ -82,9 +91,10 @@ def bring_back(session: Session, serving: Serving, server: Mapping[str, Any], pa
     except DdtreePatchError as error:
         raise RollbackFailed(
             f"the server could not be restarted ({failure}), nor started as it ran before: {error.what}; it is down",
-            where=session.host.name, next_step="correct service.args or the server's definition, then run this command"
-                                               + serving.log_hint(),
-            commands=[_restart_command(session)], detail=error.detail,
+            where=session.host.name,
+            next_step="correct service.args or the server's definition, then run this command" + serving.log_hint(),
+            commands=[_restart_command(session)],
+            detail=error.detail,
         ) from failure
 
 
@@ -112,8 +122,11 @@ def take_back(session: Session, plan: Plan, failure: Exception) -> None:
         raise
     except DdtreePatchError as error:
         raise RollbackFailed(
-            f"{failure}, and the files of this node could not be put back: {error.what}", where=session.host.name,
-            next_step="run this command", commands=[_revert_command(session)], detail=error.detail,
+            f"{failure}, and the files of this node could not be put back: {error.what}",
+            where=session.host.name,
+            next_step="run this command",
+            commands=[_revert_command(session)],
+            detail=error.detail,
         ) from failure
 
 

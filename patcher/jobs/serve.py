@@ -18,15 +18,21 @@ class Restart:
         self.session.open()
         self.serving = Serving(self.session)
         if self.serving.why_not:
-            raise UsageProblem(f"there is nothing to restart: {self.serving.why_not}", where=self.session.host.name,
-                               next_step="give a venv, and a service in hosts.toml")
+            raise UsageProblem(
+                f"there is nothing to restart: {self.serving.why_not}",
+                where=self.session.host.name,
+                next_step="give a venv, and a service in hosts.toml",
+            )
         self.serving.refuse_wrong_server()
 
     def execute(self) -> None:
         receipt, result = self.session.receipt, self.session.result
         with result.step("restart and wait until ready") as step:
-            report = self.serving.restart(patched=receipt is not None, sampled=self.session.samples,
-                                          identities={receipt["identity"] if receipt else None})
+            report = self.serving.restart(
+                patched=receipt is not None,
+                sampled=self.session.samples,
+                identities={receipt["identity"] if receipt else None},
+            )
             step.detail = f"process {report.pid}"
         result.data["ready"] = report.as_dict()
         result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
@@ -45,11 +51,17 @@ class SmokeTest:
         if not self.session.host.answers:
             return
         if self.session.target.is_tree:
-            raise UsageProblem("a tree of files has no server to try", where=self.session.host.name,
-                               next_step="give a venv instead of --site-packages")
+            raise UsageProblem(
+                "a tree of files has no server to try",
+                where=self.session.host.name,
+                next_step="give a venv instead of --site-packages",
+            )
         if not self.serving.answers():
-            raise NotReady(f"no server answers at {self.serving.client.where}", where=self.session.host.name,
-                           next_step="start it, or correct [endpoint] in hosts.toml")
+            raise NotReady(
+                f"no server answers at {self.serving.client.where}",
+                where=self.session.host.name,
+                next_step="start it, or correct [endpoint] in hosts.toml",
+            )
 
     def execute(self) -> None:
         receipt, result = self.session.receipt, self.session.result
@@ -58,7 +70,8 @@ class SmokeTest:
             return
         with result.step("smoke suite"):
             self.serving.smoke(
-                sampled=self.session.samples, identity=receipt["identity"] if receipt else None,
+                sampled=self.session.samples,
+                identity=receipt["identity"] if receipt else None,
                 started_after=receipt["host"]["commit_time"] if receipt else None,
             )
         if self.serving.service:

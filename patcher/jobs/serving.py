@@ -43,9 +43,21 @@ class Serving:
         port = self.host.endpoint.port or self._port_of_process()
         key = None if session.target.is_tree else self.host.endpoint.api_key()
         self.client = SglangClient(session.connection, self.host.endpoint.host, port, key)
-        self.service = None if self.why_not else make_service(self.host.service, ServiceHost(
-            self.host.name, session.connection, self._ask, session.inspection["state_dir"], port,
-            bool(self.host.venv)))
+        self.service = (
+            None
+            if self.why_not
+            else make_service(
+                self.host.service,
+                ServiceHost(
+                    self.host.name,
+                    session.connection,
+                    self._ask,
+                    session.inspection["state_dir"],
+                    port,
+                    bool(self.host.venv),
+                ),
+            )
+        )
         self._listing = list(session.target.processes)
         self._refuse_wrong_head()
 
@@ -58,8 +70,10 @@ class Serving:
             if port_of(process["argv"]) == self.client.port and (rank == 0) != self.host.answers:
                 raise UsageProblem(
                     f"the process of {self.host.name} has --node-rank {rank}, but hosts.toml has {self.host.head} "
-                    f"first of server {self.host.server}", where=str(self.host.config or self.host.name),
-                    next_step="let the host of node rank 0 be the first of them in hosts.toml")
+                    f"first of server {self.host.server}",
+                    where=str(self.host.config or self.host.name),
+                    next_step="let the host of node rank 0 be the first of them in hosts.toml",
+                )
 
     def _ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Target.ask, but the first look at the processes is the one that found the installation a moment ago."""
@@ -71,10 +85,12 @@ class Serving:
         serving = serving_processes(self.session.target, self.session.inspection)
         ports = sorted({port_of(process["argv"]) for process in serving})
         if len(ports) > 1:
-            raise UsageProblem(f"{len(ports)} servers run from this installation, on the ports "
-                               + ", ".join(map(str, ports)), where=self.host.name,
-                               next_step="say which one is meant: endpoint.port in hosts.toml",
-                               detail="\n".join(describe_process(process) for process in serving))
+            raise UsageProblem(
+                f"{len(ports)} servers run from this installation, on the ports " + ", ".join(map(str, ports)),
+                where=self.host.name,
+                next_step="say which one is meant: endpoint.port in hosts.toml",
+                detail="\n".join(describe_process(process) for process in serving),
+            )
         if not ports and self.host.service.kind == "process" and not self.session.target.is_tree:
             ended = ended_server(self.session.target.ask, self.host.name, None)
             ports = [ended["port"]] if ended else []
@@ -151,16 +167,19 @@ class Serving:
         if algorithm == TREE:
             return ""
         running = algorithm or "without speculation"
-        return (f"drafting trees: the server runs {running}; set --speculative-algorithm {TREE}, in service.args of "
-                "hosts.toml or where its command line stands")
+        return (
+            f"drafting trees: the server runs {running}; set --speculative-algorithm {TREE}, in service.args of "
+            "hosts.toml or where its command line stands"
+        )
 
     def record_baseline(self) -> None:
         """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""
         baseline = record_baseline(self.client, self.suite, self.result.tell)
         self.session.target.ask("state", put={BASELINE: baseline}, get=[])
 
-    def restart(self, *, patched: bool, sampled: bool, identities: set[str | None] | None,
-                younger_than: float | None = None) -> ReadyReport:
+    def restart(
+        self, *, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None = None
+    ) -> ReadyReport:
         """Restart, and return when the new process serves with these patch identities; raises NotReady.
 
         `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
@@ -175,8 +194,9 @@ class Serving:
                     self.service.let_go()
             raise
 
-    def _restart(self, patched: bool, sampled: bool, identities: set[str | None] | None,
-                 younger_than: float | None) -> ReadyReport:
+    def _restart(
+        self, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None
+    ) -> ReadyReport:
         node = self.session.node
         with node.together():
             marker = self.service.log_marker()
@@ -202,8 +222,9 @@ class Serving:
             self.service.settled()
         return report
 
-    def bring_back(self, *, patched: bool, identities: set[str | None] | None,
-                   younger_than: float | None = None) -> ReadyReport:
+    def bring_back(
+        self, *, patched: bool, identities: set[str | None] | None, younger_than: float | None = None
+    ) -> ReadyReport:
         """Restart a server that is meant to answer as it did before: what counts is one greedy answer, not sampling.
 
         Raises as `restart`, and ServerProblem when the head does not answer.
@@ -221,16 +242,27 @@ class Serving:
             refusal.detail = f"{refusal.detail}\n{self.service.last_log(marker)}".strip()
             raise
 
-    def _wait_ready(self, sampled: bool, identities: set[str | None] | None, since: float,
-                    marker: Mapping[str, Any]) -> ReadyReport:
+    def _wait_ready(
+        self, sampled: bool, identities: set[str | None] | None, since: float, marker: Mapping[str, Any]
+    ) -> ReadyReport:
         report = wait_ready(
-            self.service, self.client, self.suite.paths if sampled else (), self.suite.prompts[0],
-            deadline_s=self.host.ready.deadline, started_after=since, progress=self._tell_and_look, log_marker=marker,
+            self.service,
+            self.client,
+            self.suite.paths if sampled else (),
+            self.suite.prompts[0],
+            deadline_s=self.host.ready.deadline,
+            started_after=since,
+            progress=self._tell_and_look,
+            log_marker=marker,
         )
         problem = self.identity_problem(identities) if identities is not None else ""
         if problem:
-            raise NotReady(problem, where=self.host.name, detail=self.service.last_log(marker),
-                           next_step="see which files the server's process has open; it may run another copy")
+            raise NotReady(
+                problem,
+                where=self.host.name,
+                detail=self.service.last_log(marker),
+                next_step="see which files the server's process has open; it may run another copy",
+            )
         return report
 
     def _tell_and_look(self, text: str) -> None:
@@ -248,19 +280,27 @@ class Serving:
             process = (server["pid"], server["ticks"]) if fresh else None
             why = self.service.failure()
             if (seen and process != seen) or (process is None and why):
-                raise NotReady("the new server process of this node died" + (f": {why}" if why else ""),
-                               where=self.host.name, next_step="see the last lines of its log below",
-                               detail=self.service.last_log(marker))
+                raise NotReady(
+                    "the new server process of this node died" + (f": {why}" if why else ""),
+                    where=self.host.name,
+                    next_step="see the last lines of its log below",
+                    detail=self.service.last_log(marker),
+                )
             seen = process
 
     def _started(self, since: float, marker: Mapping[str, Any]) -> ReadyReport:
         """The process of a node that answers no requests: it runs, and is a new one, now that the head is ready."""
         server = self.service.live()
         if server is None or server["start_time"] < since - CLOCK_SLACK_S:
-            raise NotReady("the node's server process did not start anew", where=self.host.name,
-                           next_step="see its log", detail=self.service.last_log(marker))
-        return ReadyReport(pid=server["pid"], start_time=server["start_time"], seconds=0.0, warmed={},
-                           listener_verified=False)
+            raise NotReady(
+                "the node's server process did not start anew",
+                where=self.host.name,
+                next_step="see its log",
+                detail=self.service.last_log(marker),
+            )
+        return ReadyReport(
+            pid=server["pid"], start_time=server["start_time"], seconds=0.0, warmed={}, listener_verified=False
+        )
 
     def check_greedy_answer(self) -> None:
         """One short request at temperature 0, where requests are answered; raises ServerProblem when it is not."""
@@ -275,10 +315,20 @@ class Serving:
         kept = self.session.target.ask("state", put={}, get=[BASELINE])["values"][BASELINE]
         wrong = problem(kept, (None, _BASELINE))
         if wrong:
-            raise BadAnswer(f"what the host kept of the outputs before the patch makes no sense: {wrong}",
-                            where=self.host.name, next_step="look at that host before it is trusted with anything")
-        smoke = run_suite(self.client, suite, baseline=kept, service=self.service, identity=identity,
-                          started_after=started_after, progress=self.result.tell)
+            raise BadAnswer(
+                f"what the host kept of the outputs before the patch makes no sense: {wrong}",
+                where=self.host.name,
+                next_step="look at that host before it is trusted with anything",
+            )
+        smoke = run_suite(
+            self.client,
+            suite,
+            baseline=kept,
+            service=self.service,
+            identity=identity,
+            started_after=started_after,
+            progress=self.result.tell,
+        )
         found = smoke.as_dict()
         self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
         self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]

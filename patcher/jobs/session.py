@@ -18,8 +18,9 @@ from patcher.team import Node
 class Session:
     """`open` fills `target` and `inspection`; both are there for whatever comes after it."""
 
-    def __init__(self, host: HostSettings, connection: Connection, result: HostResult,
-                 catalogue: Sequence[Series], node: Node) -> None:
+    def __init__(
+        self, host: HostSettings, connection: Connection, result: HostResult, catalogue: Sequence[Series], node: Node
+    ) -> None:
         self.host = host
         self.connection = connection
         self.result = result
@@ -100,8 +101,10 @@ def package_of(catalogue: Sequence[Series]) -> str:
     if not packages:
         raise SeriesProblem("there is no patch series", next_step="check $DDTREE_PATCH_SERIES_ROOT")
     if len(packages) > 1:
-        raise SeriesProblem(f"the series are for several packages: {', '.join(packages)}",
-                            next_step="keep the series of one package under one root")
+        raise SeriesProblem(
+            f"the series are for several packages: {', '.join(packages)}",
+            next_step="keep the series of one package under one root",
+        )
     return packages[0]
 
 
@@ -109,6 +112,9 @@ def stage_named(series: Series, name: str) -> str:
     """The stage `name`, or the last one for an empty name. Raises UsageProblem, which names the stages."""
     names = [stage.name for stage in series.stages]
     if name and name not in names:
-        raise UsageProblem(f"{series.name} has no stage {name!r}", where="--up-to",
-                           next_step=f"its stages are, in order: {', '.join(names)}")
+        raise UsageProblem(
+            f"{series.name} has no stage {name!r}",
+            where="--up-to",
+            next_step=f"its stages are, in order: {', '.join(names)}",
+        )
     return name or names[-1]

@@ -44,14 +44,18 @@ class Verify:
         files = self.session.receipt["files"]
         wrong = [path for path, state in files.items() if self.session.sha256(path) != state["after"]]
         if wrong:
-            raise Drift(f"{len(wrong)} of {len(files)} patched files were changed since the apply: "
-                        f"{', '.join(sorted(wrong))}", where=self.session.host.name,
-                        next_step="ddtree-patch diff names the lines; reinstall the package or restore them")
+            raise Drift(
+                f"{len(wrong)} of {len(files)} patched files were changed since the apply: {', '.join(sorted(wrong))}",
+                where=self.session.host.name,
+                next_step="ddtree-patch diff names the lines; reinstall the package or restore them",
+            )
         missing = self.session.inspection["missing_backups"]
         if missing:
-            raise Conflict(f"{len(missing)} of the backups that a revert needs are gone or damaged",
-                           where=f"{self.session.host.name}: {self.session.inspection['state_dir']}/backups",
-                           next_step="restore them; a revert would have to be a reinstallation of the package")
+            raise Conflict(
+                f"{len(missing)} of the backups that a revert needs are gone or damaged",
+                where=f"{self.session.host.name}: {self.session.inspection['state_dir']}/backups",
+                next_step="restore them; a revert would have to be a reinstallation of the package",
+            )
         return f"{len(files)} files are as the receipt says"
 
     def _server(self, serving: Serving) -> str:
@@ -61,8 +65,11 @@ class Verify:
             why = f": {LEFT_DOWN}" if serving.service.ended() is not None else ""
             raise NotReady(f"no server is running{why}", where=host, next_step="start it; or ddtree-patch restart")
         if server["start_time"] < receipt["host"]["commit_time"]:
-            raise NotReady(f"process {server['pid']} is older than the patched files: it runs the old ones", where=host,
-                           next_step="ddtree-patch restart")
+            raise NotReady(
+                f"process {server['pid']} is older than the patched files: it runs the old ones",
+                where=host,
+                next_step="ddtree-patch restart",
+            )
         if not self.session.host.answers:
             return f"process {server['pid']} is younger than the files; {self.session.host.head} answers for it"
         problem = serving.identity_problem({receipt["identity"]})

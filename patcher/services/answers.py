@@ -40,8 +40,12 @@ def answer_of(op: str, printed: str, host: str) -> dict[str, Any]:
 def kept_state(value: Any, host: str) -> dict[str, Any]:
     """What the process adapter kept: {}, or {"original"} with or without the other names. Raises BadAnswer."""
     found = problem(value, (None, {}))
-    for name, shape in (("original", _ORIGINAL), ("planned", [str]), ("running", {**_STARTED, "argv": [str]}),
-                        ("ended", _ENDED)):
+    for name, shape in (
+        ("original", _ORIGINAL),
+        ("planned", [str]),
+        ("running", {**_STARTED, "argv": [str]}),
+        ("ended", _ENDED),
+    ):
         if not found and value and value.get(name) is not None:
             found = problem(value[name], shape)
     if found:
@@ -58,5 +62,8 @@ def last_ended_port(value: Any, host: str) -> int | None:
 
 
 def _bad(why: str, host: str) -> BadAnswer:
-    return BadAnswer(f"what the host says of the server's processes makes no sense: {why}", where=host,
-                     next_step="look at that host before it is trusted with anything")
+    return BadAnswer(
+        f"what the host says of the server's processes makes no sense: {why}",
+        where=host,
+        next_step="look at that host before it is trusted with anything",
+    )

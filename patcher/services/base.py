@@ -47,18 +47,24 @@ class ServiceHost:
     def script(self, op: str, *, timeout: float = 60.0, **request: Any) -> dict[str, Any]:
         """One operation of host_script.py on the host; raises NotReady, BadAnswer, or AuthenticationProblem."""
         reply = self.ask(
-            "run_python", source=HOST_SCRIPT.read_text(encoding="utf-8"), argv=[json.dumps({"op": op, **request})],
-            env={}, timeout=timeout,
+            "run_python",
+            source=HOST_SCRIPT.read_text(encoding="utf-8"),
+            argv=[json.dumps({"op": op, **request})],
+            env={},
+            timeout=timeout,
         )
         if reply["rc"] != 0:
             raise NotReady(
-                f"looking after the server's processes failed ({op})", where=self.name,
-                next_step="report this with the lines below", detail=reply["stderr"][-4000:],
+                f"looking after the server's processes failed ({op})",
+                where=self.name,
+                next_step="report this with the lines below",
+                detail=reply["stderr"][-4000:],
             )
         answer = answer_of(op, reply["stdout"], self.name)
         if answer.get("permission"):
             raise AuthenticationProblem(
-                f"the server belongs to another account: {answer['error']}", where=self.name,
+                f"the server belongs to another account: {answer['error']}",
+                where=self.name,
                 next_step="connect as that account, or set sudo = true for this host",
             )
         if "error" in answer:

@@ -49,7 +49,8 @@ class CommandService(Service):
         argv = getattr(self.settings, name)
         if not argv:
             raise UsageProblem(
-                f"service.{name} is not set, so the server can only be restarted", where=self.host.name,
+                f"service.{name} is not set, so the server can only be restarted",
+                where=self.host.name,
                 next_step=f"set service.{name} to an argv list in hosts.toml",
             )
         return argv

@@ -73,7 +73,8 @@ class DockerService(Service):
         done = self.run(argv, check=False)
         if done.rc != 0 and b"o such" in done.stderr + done.stdout:
             raise UsageProblem(
-                f"there is no container {self.settings.container}", where=self.host.name,
+                f"there is no container {self.settings.container}",
+                where=self.host.name,
                 next_step="correct service.container in hosts.toml; `docker ps --all` lists the containers",
             )
         if done.rc != 0:
@@ -86,7 +87,9 @@ class DockerService(Service):
             return containers[0]
         except (ValueError, RecursionError) as error:
             raise NotReady(
-                "`docker inspect` did not print a container", where=self.host.name, next_step="try it by hand",
+                "`docker inspect` did not print a container",
+                where=self.host.name,
+                next_step="try it by hand",
                 detail=done.stdout.decode("utf-8", "replace")[:2000],
             ) from error
 

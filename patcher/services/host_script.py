@@ -326,8 +326,16 @@ def start(request):
         return {"error": f"{argv[0]} is not on the server's own PATH"}
     try:
         process = subprocess.Popen(
-            argv, executable=program, cwd=request["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=log, start_new_session=True, umask=request["umask"], **identity,
+            argv,
+            executable=program,
+            cwd=request["cwd"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            umask=request["umask"],
+            **identity,
         )
     except OSError as error:
         return {"error": f"{error.filename or program}: {error.strerror}"}
@@ -345,8 +353,9 @@ def run(request):
     """
     log = new_file(request["log"])
     try:
-        process = subprocess.Popen(request["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   start_new_session=True)
+        process = subprocess.Popen(
+            request["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
         return {"rc": process.wait()}
     except OSError as error:
         return {"error": f"{error.filename or request['argv'][0]}: {error.strerror}"}
@@ -368,8 +377,15 @@ def read_log(request):
     return {"text": text, "offset": begin, "size": size, "problem": None}
 
 
-OPERATIONS = {"status": status, "remember": remember, "stop": stop, "port_free": port_free, "start": start,
-              "run": run, "read_log": read_log}
+OPERATIONS = {
+    "status": status,
+    "remember": remember,
+    "stop": stop,
+    "port_free": port_free,
+    "start": start,
+    "run": run,
+    "read_log": read_log,
+}
 
 
 def main():

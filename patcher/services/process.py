@@ -112,8 +112,11 @@ class ProcessService(Service):
         in_hand = self._in_hand()
         if in_hand:
             since, now = in_hand
-            raise Locked(f"a command began to restart the server {now - since:.0f} s ago and may still be at it",
-                         where=self.host.name, next_step=f"run again in {since + START_WITHIN_S - now:.0f} s")
+            raise Locked(
+                f"a command began to restart the server {now - since:.0f} s ago and may still be at it",
+                where=self.host.name,
+                next_step=f"run again in {since + START_WITHIN_S - now:.0f} s",
+            )
 
     def _in_hand(self) -> tuple[float, float] | None:
         """(when another command began to stop or start the server, now), while it may not have started it yet."""
@@ -164,8 +167,11 @@ class ProcessService(Service):
         self._cached = None
         state = self._state()
         if self._ended_by_another():
-            raise Locked("another command began to restart the server meanwhile", where=self.host.name,
-                         next_step="ddtree-patch status says where it stands")
+            raise Locked(
+                "another command began to restart the server meanwhile",
+                where=self.host.name,
+                next_step="ddtree-patch status says where it stands",
+            )
         original = state.get("original")
         if original is None:
             raise NotReady(
@@ -180,8 +186,14 @@ class ProcessService(Service):
         self._save(state)
         log = f"{self.host.state_dir}/logs/server-{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**6:06}.log"
         started = self.host.script(
-            "start", argv=argv, cwd=original["cwd"], uid=original["uid"], gid=original["gid"],
-            umask=original["umask"], env_file=self._env_file(), log=log,
+            "start",
+            argv=argv,
+            cwd=original["cwd"],
+            uid=original["uid"],
+            gid=original["gid"],
+            umask=original["umask"],
+            env_file=self._env_file(),
+            log=log,
         )
         self._save({**state, "running": {**started, "argv": argv}})
 
@@ -201,8 +213,9 @@ class ProcessService(Service):
         if self.host.connection.sudo:
             server = ["setpriv", f"--reuid={original['uid']}", f"--regid={original['gid']}", "--init-groups", *server]
         log = shlex.quote(f"{self.host.state_dir}/by-hand.log")
-        script = (f'cd {shlex.quote(original["cwd"])} && '
-                  f'exec env -i "$@" setsid {shlex.join(server)} >{log} 2>&1 </dev/null')
+        script = (
+            f'cd {shlex.quote(original["cwd"])} && exec env -i "$@" setsid {shlex.join(server)} >{log} 2>&1 </dev/null'
+        )
         command = ["xargs", "-0", "-a", self._env_file(), "sh", "-c", script, "server"]
         return [self.typed(command) + " >/dev/null 2>&1 &"]
 
@@ -218,8 +231,7 @@ class ProcessService(Service):
         ended = self.ended() or server["argv"]
         state = self._state()
         if not self._is_known(server):
-            original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"],
-                                        env_file=self._env_file())
+            original = self.host.script("remember", pid=server["pid"], ticks=server["ticks"], env_file=self._env_file())
             state = {"original": original}
         self._save({**state, "ended": self._ended_now(ended)})
 
@@ -247,6 +259,9 @@ class ProcessService(Service):
     def _save(self, state: Mapping[str, Any]) -> None:
         is_missing = "ended" in state and not self.host.venv_named
         last = {LAST_ENDED: {"port": self.host.port}} if "ended" in state else {}
-        self.host.ask("state", put={state_name(self.host.port): dict(state), **last},
-                      missing={"port": self.host.port, "is_missing": is_missing})
+        self.host.ask(
+            "state",
+            put={state_name(self.host.port): dict(state), **last},
+            missing={"port": self.host.port, "is_missing": is_missing},
+        )
         self._cached = state

@@ -62,8 +62,9 @@ class SupervisorService(Service):
         return logged
 
     def own_log_at(self) -> str:
-        return " and ".join(self.typed([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream])
-                            for stream in STREAMS)
+        return " and ".join(
+            self.typed([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream]) for stream in STREAMS
+        )
 
     def _tail(self, stream: str) -> str:
         done = self.run([*self._tool(), "tail", f"-{TAIL_BYTES}", self.settings.program, stream], check=False)
@@ -79,7 +80,8 @@ class SupervisorService(Service):
         words = done.stdout.decode("utf-8", "replace").split()
         if "(no such process)" in " ".join(words) or "(no such group)" in " ".join(words):
             raise UsageProblem(
-                f"supervisord has no program {self.settings.program}", where=self.host.name,
+                f"supervisord has no program {self.settings.program}",
+                where=self.host.name,
                 next_step="correct service.program in hosts.toml; `supervisorctl status` lists the programs",
             )
         if len(words) < 2 or not words[1].isupper():

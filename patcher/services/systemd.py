@@ -28,8 +28,9 @@ class SystemdService(Service):
         self._start("start")
 
     def by_hand(self) -> list[str]:
-        return [self.typed([*self._tool("systemctl"), action, self.settings.unit])
-                for action in ("reset-failed", "restart")]
+        return [
+            self.typed([*self._tool("systemctl"), action, self.settings.unit]) for action in ("reset-failed", "restart")
+        ]
 
     def _start(self, action: str) -> None:
         self._show()
@@ -52,8 +53,12 @@ class SystemdService(Service):
 
     def describe(self) -> dict[str, Any]:
         shown = self._show()
-        return {**super().describe(), "unit": self.settings.unit, "scope": self.settings.scope,
-                "state": f"{shown['ActiveState']} ({shown['SubState']})"}
+        return {
+            **super().describe(),
+            "unit": self.settings.unit,
+            "scope": self.settings.scope,
+            "state": f"{shown['ActiveState']} ({shown['SubState']})",
+        }
 
     def own_log_marker(self) -> dict[str, Any]:
         # Of the whole journal: a unit that has logged nothing yet has no place in it.
@@ -85,8 +90,10 @@ class SystemdService(Service):
     def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
         problem = super().refused(argv, done)
         if self.settings.scope == "user" and "to bus" in problem.what:
-            problem.next_step = ("log in as the unit's user, without sudo, whose systemd runs while he is logged out: "
-                                 "`sudo loginctl enable-linger USER` on the host")
+            problem.next_step = (
+                "log in as the unit's user, without sudo, whose systemd runs while he is logged out: "
+                "`sudo loginctl enable-linger USER` on the host"
+            )
         return problem
 
     def _show(self) -> dict[str, str]:
@@ -101,6 +108,10 @@ class SystemdService(Service):
                 next_step="correct service.unit or service.scope in hosts.toml; `systemctl list-units` lists the units",
             )
         if not (set(PROPERTIES.split(",")) <= shown.keys() and shown["MainPID"].isdecimal()):
-            raise NotReady("`systemctl show` did not print the unit's properties", where=self.host.name,
-                           next_step="try it by hand", detail="\n".join(lines)[:2000])
+            raise NotReady(
+                "`systemctl show` did not print the unit's properties",
+                where=self.host.name,
+                next_step="try it by hand",
+                detail="\n".join(lines)[:2000],
+            )
         return shown

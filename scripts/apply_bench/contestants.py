@@ -53,15 +53,33 @@ class Tool:
 
     def warm_up(self, names: Sequence[str]) -> None:
         """Let every host log somebody in once."""
-        argv = [sys.executable, "-m", "patcher", "apply", "--dry-run", "--config", str(self._fleet.hosts_toml),
-                *(word for name in names for word in ("--host", name))]
+        argv = [
+            sys.executable,
+            "-m",
+            "patcher",
+            "apply",
+            "--dry-run",
+            "--config",
+            str(self._fleet.hosts_toml),
+            *(word for name in names for word in ("--host", name)),
+        ]
         _timed(argv, self._env)
 
     def run(self, names: Sequence[str]) -> dict[str, Any]:
         """{"seconds", "cpu_s", "steps", "programs"}: the command's wall and processor time, the longest time of
         each step over the hosts, and the programs started a host."""
-        argv = [sys.executable, "-m", "patcher", "apply", "--no-restart", "--json", "--config",
-                str(self._fleet.hosts_toml), *self._options, *(word for name in names for word in ("--host", name))]
+        argv = [
+            sys.executable,
+            "-m",
+            "patcher",
+            "apply",
+            "--no-restart",
+            "--json",
+            "--config",
+            str(self._fleet.hosts_toml),
+            *self._options,
+            *(word for name in names for word in ("--host", name)),
+        ]
         done = _timed(argv, self._env)
         hosts = json.loads(done.pop("stdout"))["hosts"]
         steps: dict[str, float] = {}
@@ -83,14 +101,23 @@ class Ansible:
         self._play = folder / f"{kind}.yml"
         task = PATCH_TASK if kind == "patch" else COPY_TASK
         patches = sorted(fleet.series.directory.glob("*.patch")) if kind == "patch" else [None]
-        self._play.write_text("- hosts: all\n  gather_facts: false\n  tasks:\n" + "".join(
-            task.format(patch=patch, files=fleet.home / "finished") for patch in patches))
+        self._play.write_text(
+            "- hosts: all\n  gather_facts: false\n  tasks:\n"
+            + "".join(task.format(patch=patch, files=fleet.home / "finished") for patch in patches)
+        )
         (folder / "hosts").write_text("".join(f"{name} tree={tree}\n" for name, tree in fleet.trees.items()))
         config = folder / "ansible.cfg"
-        config.write_text(ANSIBLE_CFG.format(folder=folder, ssh_config=ssh_config, python="/usr/bin/python3",
-                                             collections=venv / "collections"))
-        self._env = {**os.environ, "ANSIBLE_CONFIG": str(config), "ANSIBLE_HOME": str(folder / "home"),
-                     "LC_ALL": "C.UTF-8"}
+        config.write_text(
+            ANSIBLE_CFG.format(
+                folder=folder, ssh_config=ssh_config, python="/usr/bin/python3", collections=venv / "collections"
+            )
+        )
+        self._env = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(config),
+            "ANSIBLE_HOME": str(folder / "home"),
+            "LC_ALL": "C.UTF-8",
+        }
         self._env.pop("SSH_AUTH_SOCK", None)
 
     def warm_up(self, names: Sequence[str]) -> None:
@@ -122,13 +149,18 @@ def ansible_venv(path: Path) -> Path:
     """
     if not (path / "complete").exists():
         shutil.rmtree(path, ignore_errors=True)
-        for argv in ([sys.executable, "-m", "venv", path], [path / "bin/pip", "install", "-q", "ansible-core>=2.17"],
-                     [path / "bin/pip", "download", "-q", "--no-deps", "-d", path / "download", "ansible"]):
+        for argv in (
+            [sys.executable, "-m", "venv", path],
+            [path / "bin/pip", "install", "-q", "ansible-core>=2.17"],
+            [path / "bin/pip", "download", "-q", "--no-deps", "-d", path / "download", "ansible"],
+        ):
             subprocess.run(argv, check=True, stdout=sys.stderr)
         (wheel,) = (path / "download").glob("ansible-*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(path / "collections", [name for name in archive.namelist()
-                                                      if name.startswith("ansible_collections/ansible/posix/")])
+            archive.extractall(
+                path / "collections",
+                [name for name in archive.namelist() if name.startswith("ansible_collections/ansible/posix/")],
+            )
         shutil.rmtree(path / "download")
         (path / "complete").touch()
     return path
@@ -136,8 +168,12 @@ def ansible_venv(path: Path) -> Path:
 
 def ansible_versions(venv: Path) -> dict[str, str]:
     manifest = json.loads((venv / "collections/ansible_collections/ansible/posix/MANIFEST.json").read_text())
-    core = subprocess.run([venv / "bin/python", "-c", "import ansible.release as r; print(r.__version__)"], check=True,
-                          capture_output=True, text=True).stdout.strip()
+    core = subprocess.run(
+        [venv / "bin/python", "-c", "import ansible.release as r; print(r.__version__)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     return {"ansible-core": core, "ansible.posix": manifest["collection_info"]["version"]}
 
 

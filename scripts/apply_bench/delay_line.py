@@ -58,16 +58,24 @@ class DelayLines:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         spoken = {"last": "down"}
         try:
-            await asyncio.gather(self._one_way("up", reader, far_writer, spoken, connected),
-                                 self._one_way("down", far_reader, writer, spoken, 0.0))
+            await asyncio.gather(
+                self._one_way("up", reader, far_writer, spoken, connected),
+                self._one_way("down", far_reader, writer, spoken, 0.0),
+            )
         except (ConnectionError, asyncio.CancelledError):
             pass  # one side is gone, or the lines are closed: both ends are closed below
         finally:
             far_writer.close()
             writer.close()
 
-    async def _one_way(self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-                       spoken: dict[str, str], connected: float) -> None:
+    async def _one_way(
+        self,
+        way: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        spoken: dict[str, str],
+        connected: float,
+    ) -> None:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
         async def take() -> None:

@@ -64,9 +64,12 @@ class Fleet:
         """Write an ssh_config in `folder` that leads to every host, over `lines` or straight; gives its path."""
         folder.mkdir()
         path = folder / "ssh_config"
-        path.write_text("".join(
-            BLOCK.format_map({**vars(sshd), "line": lines.to(sshd.port) if lines else sshd.port})
-            for sshd in self.sshds.values()))
+        path.write_text(
+            "".join(
+                BLOCK.format_map({**vars(sshd), "line": lines.to(sshd.port) if lines else sshd.port})
+                for sshd in self.sshds.values()
+            )
+        )
         return path
 
     def make_pristine(self) -> None:
@@ -97,8 +100,11 @@ def sizes(files: Mapping[str, bytes | None]) -> int:
 
 def changed(fleet: Fleet) -> dict[str, bytes]:
     """The files that differ after the last stage, as they are then."""
-    return {path: data for path, data in fleet.finished.items()
-            if data is not None and sha256(data) != sha256(fleet.pristine[path])}
+    return {
+        path: data
+        for path, data in fleet.finished.items()
+        if data is not None and sha256(data) != sha256(fleet.pristine[path])
+    }
 
 
 def _read(path: Path) -> bytes | None:

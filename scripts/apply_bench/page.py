@@ -1,6 +1,6 @@
 """Writes docs/bench-apply.md from the JSON of one or more runs of scripts/bench_apply.py on one machine.
 
-    python -m scripts.apply_bench.page docs/bench/apply*.json > docs/bench-apply.md
+python -m scripts.apply_bench.page docs/bench/apply*.json > docs/bench-apply.md
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ def page(benches: dict[str, dict[str, Any]]) -> str:
     """The page as Markdown; benches: {where its JSON lies: a run}."""
     bench = next(iter(benches.values()))
     work, machine = bench["work"], bench["machine"]
-    lines = [HEAD.format(
-        sources=" ".join(benches), date=bench["date"], cores=machine["cores"], cpu=machine["cpu"],
-        versions=", ".join(f"{name} {version}" for name, version in bench["versions"].items()),
-        files=work["files"], kilobytes=round(work["bytes"] / 1000),
-        patch_kilobytes=round(work["patch_bytes"] / 1000))]
+    lines = [
+        HEAD.format(
+            sources=" ".join(benches),
+            date=bench["date"],
+            cores=machine["cores"],
+            cpu=machine["cpu"],
+            versions=", ".join(f"{name} {version}" for name, version in bench["versions"].items()),
+            files=work["files"],
+            kilobytes=round(work["bytes"] / 1000),
+            patch_kilobytes=round(work["patch_bytes"] / 1000),
+        )
+    ]
     lines += _goals([one["results"] for one in benches.values()])
     for one in benches.values():
         lines += ["", f"## `{' '.join(one['command'])}`", "", *_table(one["results"]), "", *_steps(one["results"])]
@@ -74,19 +81,25 @@ def _cell(one: dict[str, Any] | None, ours: dict[str, Any]) -> str:
 
 def _steps(results: list[dict[str, Any]]) -> list[str]:
     """Where ddtree-patch's time goes, step by step."""
-    lines = ["Of that, in ddtree-patch: `files` is the commit alone (the slowest host's), `processor` the command's",
-             "own time on the operator's side, `turns` how often it spoke after the host had, over all hosts.", "",
-             "| round trip, ms | hosts | find and read | plan | files | processor | programs a host | turns | kB up | "
-             "kB down |", "|---" * 10 + "|"]
+    lines = [
+        "Of that, in ddtree-patch: `files` is the commit alone (the slowest host's), `processor` the command's",
+        "own time on the operator's side, `turns` how often it spoke after the host had, over all hosts.",
+        "",
+        "| round trip, ms | hosts | find and read | plan | files | processor | programs a host | turns | kB up | "
+        "kB down |",
+        "|---" * 10 + "|",
+    ]
     for r in results:
         if r["contestant"] != TOOL:
             continue
         steps = r["steps"]
         scales = {"turns": 1, "up": 1e3, "down": 1e3}
         line = [f"{r[key] / scale:.0f}" if key in r else "" for key, scale in scales.items()]
-        lines.append(f"| {r['added_round_trip_ms']} | {r['hosts']} | {steps['find the installation']:.2f} | "
-                     f"{steps['plan']:.2f} | {steps['commit']:.2f} | {r['cpu_s']:.2f} | {r['programs']:.0f} | "
-                     f"{' | '.join(line)} |")
+        lines.append(
+            f"| {r['added_round_trip_ms']} | {r['hosts']} | {steps['find the installation']:.2f} | "
+            f"{steps['plan']:.2f} | {steps['commit']:.2f} | {r['cpu_s']:.2f} | {r['programs']:.0f} | "
+            f"{' | '.join(line)} |"
+        )
     return lines
 
 
@@ -107,17 +120,23 @@ def _goals(runs: list[list[dict[str, Any]]]) -> list[str]:
         if (200, 1) in ours:
             slow.append(ours[200, 1])
     goals = (
-        ("Ansible takes 10 times as long on loopback, one host",
-         ", ".join(f"{min(found):.1f} x ({name})" for name, found in ratios.items()),
-         min(map(min, ratios.values()), default=0) >= 10),
+        (
+            "Ansible takes 10 times as long on loopback, one host",
+            ", ".join(f"{min(found):.1f} x ({name})" for name, found in ratios.items()),
+            min(map(min, ratios.values()), default=0) >= 10,
+        ),
         ("one host at 200 ms within 4 s", ", ".join(f"{one:.2f} s" for one in slow), max(slow, default=9) <= 4),
-        ("32 hosts within twice the time of one",
-         ", ".join(f"{max(found):.1f} x at {ms} ms" for ms, found in many.items()),
-         max(map(max, many.values()), default=9) <= 2),
+        (
+            "32 hosts within twice the time of one",
+            ", ".join(f"{max(found):.1f} x at {ms} ms" for ms, found in many.items()),
+            max(map(max, many.values()), default=9) <= 2,
+        ),
     )
-    return ["| goal | measured | |", "|---|---|---|",
-            *(f"| {goal} | {found or 'not measured'} | {_verdict(found, met)} |"
-              for goal, found, met in goals)]
+    return [
+        "| goal | measured | |",
+        "|---|---|---|",
+        *(f"| {goal} | {found or 'not measured'} | {_verdict(found, met)} |" for goal, found, met in goals),
+    ]
 
 
 def _verdict(found: str, met: bool) -> str:

@@ -225,13 +225,25 @@ def write_shape(folder: Path, tiny: bool) -> tuple[Path, Path]:
     target, draft = folder / "target", folder / "draft"
     layers, taken = (4, [0, 1, 2]) if tiny else (36, [1, 9, 17, 25, 33])
     base = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 512 if tiny else 151_936,
-        "hidden_size": 128 if tiny else 4096, "num_hidden_layers": layers, "num_attention_heads": 4 if tiny else 32,
-        "num_key_value_heads": 2 if tiny else 8, "head_dim": 32 if tiny else 128,
-        "intermediate_size": 128 if tiny else 12_288, "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "bos_token_id": 1, "eos_token_id": 2, "attention_bias": False,
-    }  # fmt: skip
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 512 if tiny else 151_936,
+        "hidden_size": 128 if tiny else 4096,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4 if tiny else 32,
+        "num_key_value_heads": 2 if tiny else 8,
+        "head_dim": 32 if tiny else 128,
+        "intermediate_size": 128 if tiny else 12_288,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+    }
     changes = {
         "architectures": ["DFlashDraftModel"],
         "num_hidden_layers": len(taken),

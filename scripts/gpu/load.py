@@ -25,8 +25,16 @@ SAMPLING = (
 )
 # How often each kind of client is drawn.
 KINDS = {
-    "greedy": 5, "sampled": 6, "stop": 2, "again": 3, "aborted": 2, "dropped": 2, "limit": 1, "beyond": 1, "many": 1,
-}  # fmt: skip
+    "greedy": 5,
+    "sampled": 6,
+    "stop": 2,
+    "again": 3,
+    "aborted": 2,
+    "dropped": 2,
+    "limit": 1,
+    "beyond": 1,
+    "many": 1,
+}
 
 
 @dataclass(frozen=True)

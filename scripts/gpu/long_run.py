@@ -43,9 +43,16 @@ STEPS = 20_000  # of batches, over all servers
 NEAR_TIE = 0.3  # nats, what rounding may flip: logits of 16 to 32 are multiples of 0.125 in bfloat16
 GROWTH_MIB = 128  # of a server's processes together, from one third of the load to its end
 COMPLAINTS = (
-    "Traceback", "illegal memory", "CUDA error", "leak detected", "Leak Detected", "SIGQUIT", "not finite",
-    "falling back to greedy", "device-side assert",
-)  # fmt: skip
+    "Traceback",
+    "illegal memory",
+    "CUDA error",
+    "leak detected",
+    "Leak Detected",
+    "SIGQUIT",
+    "not finite",
+    "falling back to greedy",
+    "device-side assert",
+)
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}  # a leak ends the server
 
 

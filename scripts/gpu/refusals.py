@@ -88,8 +88,15 @@ def _requests(run: Run) -> list[dict]:
         texts = [a["output_ids"] for a in beside.result()]
     after = [a["output_ids"] for a in generate(port, asked, greedy)]
     same = {"beside": texts == alone, "afterwards": after == alone}
-    return [*rows, {"request": "four greedy requests beside them, and again", "status": 200, "said": json.dumps(same),
-                    "passed": all(len(text) == 64 for text in texts + after)}]  # fmt: skip
+    return [
+        *rows,
+        {
+            "request": "four greedy requests beside them, and again",
+            "status": 200,
+            "said": json.dumps(same),
+            "passed": all(len(text) == 64 for text in texts + after),
+        },
+    ]
 
 
 def _post(port: int, body: dict) -> tuple[int, str]:

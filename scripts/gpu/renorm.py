@@ -22,8 +22,10 @@ def run(run: Run) -> dict:
     """{"ended": [spreads], "did not end": spread or None, ...}, with the release's environment."""
     child = subprocess.Popen(
         [str(run.python("stock")), "-m", "scripts.gpu.renorm"],
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         output, _ = child.communicate(timeout=STOPS)
     except subprocess.TimeoutExpired:
@@ -35,9 +37,13 @@ def run(run: Run) -> dict:
     ended = [float(spread) for what, spread in words if what == "ended"]
     begun = [float(spread) for what, spread in words if what == "begun"]
     return {
-        "rows": ROWS, "columns": TOP_K, "top_p": TOP_P, "seconds": STOPS, "ended": ended,
+        "rows": ROWS,
+        "columns": TOP_K,
+        "top_p": TOP_P,
+        "seconds": STOPS,
+        "ended": ended,
         "did not end": begun[-1] if len(begun) > len(ended) else None,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -92,8 +92,10 @@ def main() -> None:
         for cell, params in (exact.CELLS | {"min_p 0.15": cuts.CLEAR}).items():
             found = undecided(rows, temperature, params, exact.TOKENS)
             total = sum(one.share for one in found)
-            most = [(bytes(i - 4 for i in (*one.before, one.token)), f"{one.share:.5f}", f"{one.above:+.4f}")
-                    for one in found[:4]]  # fmt: skip
+            most = [
+                (bytes(i - 4 for i in (*one.before, one.token)), f"{one.share:.5f}", f"{one.above:+.4f}")
+                for one in found[:4]
+            ]
             print(f"T {temperature}, {cell}: {total:.5f} of the samples", *most)
 
 

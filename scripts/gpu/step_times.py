@@ -118,8 +118,16 @@ def time_steps(method):
         finally:
             ended = time.monotonic()
             syncs = _end_syncs()
-            STEP.lines.append({"at": began, "ms": (ended - began) * 1e3, "bs": requests, "greedy": bool(greedy),
-                               "parts": STEP.parts or {}, "syncs": syncs})  # fmt: skip
+            STEP.lines.append(
+                {
+                    "at": began,
+                    "ms": (ended - began) * 1e3,
+                    "bs": requests,
+                    "greedy": bool(greedy),
+                    "parts": STEP.parts or {},
+                    "syncs": syncs,
+                }
+            )
             STEP.parts = None
             if len(STEP.lines) >= FLUSH:
                 STEP.flush()

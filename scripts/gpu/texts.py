@@ -45,11 +45,7 @@ def run(run: Run) -> dict:
 def compare(one: list[tuple], other: list[tuple]) -> dict:
     """{"classifier", "first_line", "bigrams"}: each with its p-value."""
     lengths = [[text.index(NEWLINE) if NEWLINE in text else TOKENS for text in texts] for texts in (one, other)]
-    return {
-        "classifier": _classifier(one, other),
-        "first_line": two_sample(*lengths),
-        "bigrams": _bigrams(one, other),
-    }
+    return {"classifier": _classifier(one, other), "first_line": two_sample(*lengths), "bigrams": _bigrams(one, other)}
 
 
 def _classifier(one: list[tuple], other: list[tuple]) -> dict:

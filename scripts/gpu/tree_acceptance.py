@@ -80,9 +80,19 @@ def main() -> None:
     for theta in dict.fromkeys((served, trained)):
         pair.draft.config["rope_theta"] = theta
         measured[f"{theta:g}"] = measure(pair, count, tokens)
-    print(json.dumps({"device": device, "prompts": count, "tokens": tokens, "block": pair.block,
-                      "served_rope_theta": f"{served:g}", "trained_rope_theta": f"{trained:g}",
-                      "by_rope_theta": measured}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "device": device,
+                "prompts": count,
+                "tokens": tokens,
+                "block": pair.block,
+                "served_rope_theta": f"{served:g}",
+                "trained_rope_theta": f"{trained:g}",
+                "by_rope_theta": measured,
+            }
+        )
+    )
 
 
 def measure(pair: Pair, count: int, tokens: int) -> dict:
@@ -120,9 +130,17 @@ def measure(pair: Pair, count: int, tokens: int) -> dict:
                 steps[budget, topk, sharpened] += [steps_of(each) for each in lengths]
         for (budget, topk, sharpened), each in steps.items():
             lengths = [(tokens - 1) / n for n in each]
-            rows.append({"T": temperature, "budget": budget, "topk": topk, "draft_temperature": sharpened,
-                         "accept_length": (tokens - 1) * count / sum(each), "steps": sum(each),
-                         "standard_error": statistics.stdev(lengths) / math.sqrt(count)})  # fmt: skip
+            rows.append(
+                {
+                    "T": temperature,
+                    "budget": budget,
+                    "topk": topk,
+                    "draft_temperature": sharpened,
+                    "accept_length": (tokens - 1) * count / sum(each),
+                    "steps": sum(each),
+                    "standard_error": statistics.stdev(lengths) / math.sqrt(count),
+                }
+            )
         ranks.append({"T": temperature, "share": (hits / hits.sum(1, keepdim=True)).tolist()})
     return {"rows": rows, "ranks": ranks}
 

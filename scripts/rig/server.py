@@ -37,14 +37,37 @@ def command_line(
     """
     without_tokenizer = [] if (models / "target/tokenizer.json").exists() else ["--skip-tokenizer-init"]
     argv = [
-        str(venv / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(models / "target"),
-        *without_tokenizer, "--device", "cpu", "--attention-backend", "triton" if algorithm else "torch_native",
-        "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-overlap-schedule",
-        "--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "4",
-        "--mem-fraction-static", "0.1", "--host", "127.0.0.1", "--port", str(port),
+        str(venv / "bin/python"),
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(models / "target"),
+        *without_tokenizer,
+        "--device",
+        "cpu",
+        "--attention-backend",
+        "triton" if algorithm else "torch_native",
+        "--sampling-backend",
+        "pytorch",
+        "--grammar-backend",
+        "none",
+        "--disable-overlap-schedule",
+        "--max-total-tokens",
+        "8192",
+        "--context-length",
+        "1024",
+        "--max-running-requests",
+        "4",
+        "--mem-fraction-static",
+        "0.1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
         "--sleep-on-idle",  # else the scheduler of a server that nobody asks keeps a core busy
-        "--dtype", "float32",  # in bfloat16 the shape of a batch decides near-ties, and greedy texts differ
-    ]  # fmt: skip
+        "--dtype",
+        "float32",  # in bfloat16 the shape of a batch decides near-ties, and greedy texts differ
+    ]
     if algorithm:
         argv += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(models / "draft")]
     return [*argv, *extra]
@@ -66,9 +89,15 @@ class CpuServer:
     """One server in a process group of its own. Attributes: argv, port, log, pid."""
 
     def __init__(
-        self, venv: Path, log: Path, *, algorithm: str | None = "DFLASH", extra: Sequence[str] = (),
-        port: int | None = None, models: Path = MODELS,
-    ):  # fmt: skip
+        self,
+        venv: Path,
+        log: Path,
+        *,
+        algorithm: str | None = "DFLASH",
+        extra: Sequence[str] = (),
+        port: int | None = None,
+        models: Path = MODELS,
+    ):
         """Starts in the directory of `log`; does not wait (see `wait_ready`)."""
         self.port = port or free_port_for_sglang()
         self.log = log
@@ -78,9 +107,14 @@ class CpuServer:
         environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(sockets)}
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                self.argv, cwd=log.parent, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                self.argv,
+                cwd=log.parent,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.pid = self._process.pid
         # Whoever ends the server, for example a restart that is under test, must not wait for a zombie of ours.
         threading.Thread(target=self._process.wait, daemon=True).start()

@@ -54,9 +54,15 @@ class Sshd:
     """
 
     def __init__(
-        self, home: Path, *, alias: str = "demo", address: str = "127.0.0.1", user: str | None = None, extra: str = "",
+        self,
+        home: Path,
+        *,
+        alias: str = "demo",
+        address: str = "127.0.0.1",
+        user: str | None = None,
+        extra: str = "",
         around: Sequence[str] = (),
-    ):  # fmt: skip
+    ):
         """Makes keys and settings in the new directory `home` and starts. `extra`: more lines of sshd_config.
 
         around: a command in front of sshd's own, which it ends by becoming it (exec).
@@ -96,8 +102,12 @@ class Sshd:
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [*self.around, _program("sshd"), "-D", "-e", "-f", str(self.home / "sshd_config")],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + 30
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -75,8 +75,15 @@ class SystemdMachine:
 
     user, uid = USER, UID
 
-    def __init__(self, home: Path, *, login: str, units: Mapping[str, str], user_units: Mapping[str, str],
-                 files: Mapping[str, str]):
+    def __init__(
+        self,
+        home: Path,
+        *,
+        login: str,
+        units: Mapping[str, str],
+        user_units: Mapping[str, str],
+        files: Mapping[str, str],
+    ):
         """`home`: a new directory that every account can reach. `login`: who ssh logs in as, root or USER.
 
         units, user_units: file name -> text. files: absolute path -> text, written when booted (the overlaid /etc).
@@ -101,8 +108,9 @@ class SystemdMachine:
         """Start it; returns when its sshd answers."""
         argv = ["unshare", "--mount", "sh", str(BOOT), str(self.home), self._cgroup, USER, str(UID)]
         with open(self.home / "boot.log", "wb") as log:
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                                             start_new_session=True)
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
+            )
         if not self.sshd.wait(self._process):
             raise RigProblem(f"no systemd in namespaces: {(self.home / 'boot.log').read_text(errors='replace')}")
         self.run("systemctl", "start", f"user@{UID}.service")
@@ -130,11 +138,14 @@ class SystemdMachine:
         self._process.wait()
         self._process = None
         mount = self.home / "cgroup"
-        script = ('mount -t cgroup2 cgroup2 "$1" && cd "$1/$2" && '
-                  'while ! find . -depth -mindepth 1 -type d -exec rmdir {} + 2>/dev/null; do sleep 0.1; done; '
-                  'cd .. && rmdir "$2"')
-        subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", str(mount), self._cgroup], check=True,
-                       timeout=30)
+        script = (
+            'mount -t cgroup2 cgroup2 "$1" && cd "$1/$2" && '
+            "while ! find . -depth -mindepth 1 -type d -exec rmdir {} + 2>/dev/null; do sleep 0.1; done; "
+            'cd .. && rmdir "$2"'
+        )
+        subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, "sh", str(mount), self._cgroup], check=True, timeout=30
+        )
 
 
 @functools.cache
@@ -147,7 +158,17 @@ def why_not() -> str:
             return f"{program} is not installed"
     script = 'mount --make-rprivate / && mount -t cgroup2 cgroup2 "$1" && mkdir "$1/$2" && rmdir "$1/$2"'
     with tempfile.TemporaryDirectory() as directory:
-        argv = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", directory,
-                f"ddtree-rig-probe-{os.getpid()}"]
+        argv = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            directory,
+            f"ddtree-rig-probe-{os.getpid()}",
+        ]
         probe = subprocess.run(argv, capture_output=True, text=True, check=False)
     return f"no namespaces or control groups here: {probe.stderr.strip()}" if probe.returncode else ""

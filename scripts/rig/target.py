@@ -57,8 +57,18 @@ def wheel() -> Path:
         if not path.exists():
             beside = cache_dir() / "download"
             shutil.rmtree(beside, ignore_errors=True)
-            _pip(Path(sys.executable), "download", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11",
-                 "--dest", str(beside), SGLANG)  # fmt: skip
+            _pip(
+                Path(sys.executable),
+                "download",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--python-version",
+                "3.11",
+                "--dest",
+                str(beside),
+                SGLANG,
+            )
             os.replace(beside / WHEEL, path)
             beside.rmdir()
     if hashlib.sha256(path.read_bytes()).hexdigest() != WHEEL_SHA256:

@@ -54,7 +54,8 @@ def installed_editable(tmp_path) -> Callable[[str, Mapping[str, bytes]], tuple[P
         else:
             package = source / "sglang"
             (site / "__editable___sglang_finder.py").write_text(
-                HOOK.format(init=str(package / "__init__.py"), package=str(package)))
+                HOOK.format(init=str(package / "__init__.py"), package=str(package))
+            )
             (site / "__editable__.sglang.pth").write_text("import __editable___sglang_finder\n")
         return venv, source
 

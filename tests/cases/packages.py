@@ -31,15 +31,24 @@ def patch_of(*paths: str, hunks: bytes = H) -> bytes:
     return b"".join(b"--- a/%s\n+++ b/%s\n%s" % (path.encode(), path.encode(), hunks) for path in paths)
 
 
-def sign(directory: Path, patches: Mapping[str, bytes], pristine: Mapping[str, bytes | None],
-         after: Sequence[Mapping[str, bytes | None]]) -> Path:
+def sign(
+    directory: Path,
+    patches: Mapping[str, bytes],
+    pristine: Mapping[str, bytes | None],
+    after: Sequence[Mapping[str, bytes | None]],
+) -> Path:
     """Write a series of patches as they come, with every hash right: what is wrong with it is the patches' own.
 
     patches: stage -> patch. after: for each stage the files that it changes.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lines = json.dumps({path: b64encode(b"".join(map(line_digest, udiff.split_lines(data)))).decode()
-                        for path, data in pristine.items() if data is not None}).encode()
+    lines = json.dumps(
+        {
+            path: b64encode(b"".join(map(line_digest, udiff.split_lines(data)))).decode()
+            for path, data in pristine.items()
+            if data is not None
+        }
+    ).encode()
     files, now = {path: {"pristine": sha256(data) or "absent"} for path, data in pristine.items()}, dict(pristine)
     rows = []
     for number, (stage, changed) in enumerate(zip(patches, after, strict=True), 1):
@@ -50,9 +59,14 @@ def sign(directory: Path, patches: Mapping[str, bytes], pristine: Mapping[str, b
         for path, hashes in files.items():
             hashes[stage] = sha256(now[path]) or "absent"
     settings = {
-        "name": f"sglang-{VERSION}", "package": "sglang", "versions": [VERSION], "ops": ["op"],
-        "lines_sha256": sha256(lines), "stages": [{"name": stage, "purpose": stage} for stage in patches],
-        "patches": rows, "files": files,
+        "name": f"sglang-{VERSION}",
+        "package": "sglang",
+        "versions": [VERSION],
+        "ops": ["op"],
+        "lines_sha256": sha256(lines),
+        "stages": [{"name": stage, "purpose": stage} for stage in patches],
+        "patches": rows,
+        "files": files,
     }
     (directory / "series.toml").write_text(tomlkit.dumps(settings))
     (directory / "lines.json").write_bytes(lines)
@@ -72,8 +86,12 @@ class Tree:
     def options(self) -> tuple[object, ...]:
         return ("--site-packages", self.site, "--json")
 
-    def sign(self, patch: bytes, after: Mapping[str, bytes | None] | None = None,
-             pristine: Mapping[str, bytes | None] | None = None) -> None:
+    def sign(
+        self,
+        patch: bytes,
+        after: Mapping[str, bytes | None] | None = None,
+        pristine: Mapping[str, bytes | None] | None = None,
+    ) -> None:
         """A series with one patch; `after`: X and Y with C, if nothing else is said."""
         after = {X: PATCHED, Y: PATCHED} if after is None else after
         sign(self.series, {"all": patch}, self.pristine if pristine is None else pristine, [after])
@@ -105,9 +123,13 @@ class Venv(Tree):
         self.python = str(self.venv / "bin" / "python")
         self.state = self.venv / ".ddtree-patch" / "sglang"
         self.config = home / "hosts.toml"
-        self.config.write_text("".join(
-            f'[hosts.{name}]\nvenv = "{self.venv}"\nservice = {{ kind = "none" }}\nkernels = {{ require = false }}\n'
-            for name in ("local", "demo")))
+        self.config.write_text(
+            "".join(
+                f'[hosts.{name}]\nvenv = "{self.venv}"\n'
+                'service = { kind = "none" }\nkernels = { require = false }\n'
+                for name in ("local", "demo")
+            )
+        )
 
     @property
     def options(self) -> tuple[object, ...]:
@@ -115,8 +137,13 @@ class Venv(Tree):
 
     def run(self, code: str, *flags: str, **environment: str) -> str:
         """What the venv's interpreter prints."""
-        done = subprocess.run([self.python, *flags, "-c", code], check=True, capture_output=True, text=True,
-                              env={**os.environ, **environment})
+        done = subprocess.run(
+            [self.python, *flags, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+        )
         return done.stdout.strip()
 
     def at_start(self, code: str) -> None:
@@ -138,8 +165,14 @@ def make_wheel(folder: Path, files: Mapping[str, bytes | None], version: str = V
 
 def contents(root: Path) -> dict[str, object]:
     """Every name below `root` -> bytes of a file, target of a link, None for a directory."""
-    return {str(path.relative_to(root)): path.readlink() if path.is_symlink() else
-            path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))}
+    return {
+        str(path.relative_to(root)): path.readlink()
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in sorted(root.rglob("*"))
+    }
 
 
 def told(said: Said, code: int, *words: str) -> dict:

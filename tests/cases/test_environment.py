@@ -32,10 +32,14 @@ needs_mounts = pytest.mark.skipif(not may_mount(), reason="a mount namespace nee
 
 # ---------------------------------------------------------------- 14: uv links
 
+
 def nodes(root: Path) -> dict[str, tuple[int, bytes]]:
     """Every file below `root`: its inode and its bytes."""
-    return {str(path.relative_to(root)): (path.lstat().st_ino, path.read_bytes())
-            for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): (path.lstat().st_ino, path.read_bytes())
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("kind", ["hard", "symbolic"])
@@ -107,11 +111,16 @@ def test_case_14_uv_itself(tree, tool, tmp_path, uv, mode):
     assert file.read_bytes() == A and tool("apply", *options).code == 0 and file.read_bytes() == PATCHED
     assert nodes(second) == others[1]
     run("pip", "uninstall", "--python", venvs[0], "sglang")
-    assert not [path for path in venvs[0].rglob("*") if path.is_file() and
-                ("sglang" in str(path.relative_to(venvs[0])) or "ddtree" in str(path.relative_to(venvs[0])))]
+    assert not [
+        path
+        for path in venvs[0].rglob("*")
+        if path.is_file()
+        and ("sglang" in str(path.relative_to(venvs[0])) or "ddtree" in str(path.relative_to(venvs[0])))
+    ]
 
 
 # ---------------------------------------------------------------- 15: nested repository
+
 
 @pytest.mark.parametrize("place", ["ignored", "tracked", "in the package"])
 def test_case_15_nested_repository(venv, tool, tmp_path, monkeypatch, place):
@@ -121,8 +130,14 @@ def test_case_15_nested_repository(venv, tool, tmp_path, monkeypatch, place):
 
     def git(*words: str) -> str:
         env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        return subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.hooksPath=/dev/null",
-                               *words], cwd=repository, check=True, capture_output=True, text=True, env=env).stdout
+        return subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.hooksPath=/dev/null", *words],
+            cwd=repository,
+            check=True,
+            capture_output=True,
+            text=True,
+            env=env,
+        ).stdout
 
     git("init", "-q")
     if place != "tracked":
@@ -158,10 +173,15 @@ sys.addaudithook(hook)
 """
 
 
-@pytest.mark.parametrize(("job", "number"), [
-    ("apply", 2), ("revert", 2),
-    pytest.param("apply", 1, marks=pytest.mark.long), pytest.param("apply", 3, marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    ("job", "number"),
+    [
+        ("apply", 2),
+        ("revert", 2),
+        pytest.param("apply", 1, marks=pytest.mark.long),
+        pytest.param("apply", 3, marks=pytest.mark.long),
+    ],
+)
 def test_case_16_failure_in_the_write_phase(small_venv, tool, job, number):
     """A directory becomes read-only just before the rename in it."""
     venv = small_venv(dict.fromkeys(THREE, A))
@@ -233,10 +253,13 @@ def test_case_17_stale_bytecode(small_venv, tool):
         seconds = {"old": 10**9, "this_second": now, "next_year": now + 3 * 10**7}[module.removeprefix(f"{kind}_")]
         os.utime(source, (seconds, seconds))
         py_compile.compile(
-            str(source), cfile=f"{source}c" if kind == "beside_the_source" else None,
+            str(source),
+            cfile=f"{source}c" if kind == "beside_the_source" else None,
             optimize=1 if kind == "optimised" else -1,
             invalidation_mode={"unchecked_hash": MODES.UNCHECKED_HASH, "checked_hash": MODES.CHECKED_HASH}.get(
-                kind, MODES.TIMESTAMP))
+                kind, MODES.TIMESTAMP
+            ),
+        )
     show = f"import importlib; print({{importlib.import_module('sglang.' + n).value for n in {[*modules]!r}}})"
     start = contents(venv.site)
     for flags in (["-B"], ["-B", "-O"]):
@@ -258,8 +281,12 @@ def test_case_17_bytecode_elsewhere(small_venv, tool, tmp_path, way):
     cache = tmp_path / "cache"
     flags = {"-X": ["-X", f"pycache_prefix={cache}"], "-X joined": [f"-Xpycache_prefix={cache}"]}.get(way, [])
     env = {"PYTHONPYCACHEPREFIX": str(cache)} if way == "PYTHONPYCACHEPREFIX" else {}
-    venv.run(f"import py_compile as p; p.compile({str(venv.site / X)!r}, "
-             "invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)", *flags, **env)
+    venv.run(
+        f"import py_compile as p; p.compile({str(venv.site / X)!r}, "
+        "invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)",
+        *flags,
+        **env,
+    )
     assert list(cache.rglob("x.*.pyc")) and venv.run(SHOW, *flags, **env) == "1"
     argv = [venv.python, *flags, "-m", "sglang.launch_server", "--port", "1"]
     server = subprocess.Popen(argv, env={**os.environ, **env}, cwd=tmp_path)
@@ -281,15 +308,19 @@ MOUNTS = {
     "a file": ("mount --bind {site}/sglang/x.py {site}/sglang/x.py", "mount point", "{site}/sglang/x.py"),
     "RECORD": ("mount --bind {site}/{info}/RECORD {site}/{info}/RECORD", "mount point", "{site}/{info}/RECORD"),
     "site-packages": ("mount --bind {site} {site} && mount -o remount,ro,bind {site}", "read-only", "{site}"),
-    "the package": ("mount --bind {site}/sglang {site}/sglang && mount -o remount,ro,bind {site}/sglang", "read-only",
-                    "{site}/sglang"),
+    "the package": (
+        "mount --bind {site}/sglang {site}/sglang && mount -o remount,ro,bind {site}/sglang",
+        "read-only",
+        "{site}/sglang",
+    ),
     "the venv": ("mount --bind {venv} {venv} && mount -o remount,ro,bind {venv}", "read-only", "{venv}"),
 }
 
 
 @needs_mounts
-@pytest.mark.parametrize(("kind", "job"), [*((kind, "apply") for kind in MOUNTS),
-                                           ("a file", "revert"), ("site-packages", "revert")])
+@pytest.mark.parametrize(
+    ("kind", "job"), [*((kind, "apply") for kind in MOUNTS), ("a file", "revert"), ("site-packages", "revert")]
+)
 def test_case_18_bind_mount_and_read_only_image(venv, tool, kind, job):
     venv.sign(BOTH)
     if job == "revert":
@@ -313,9 +344,23 @@ def test_case_18_a_writable_mount_is_no_obstacle(venv):
 
 # ---------------------------------------------------------------- 19: the package manager
 
+
 def pip(venv: Venv, command: str, *words: object) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--python", venv.python, "--disable-pip-version-check", command,
-                    "--quiet", *map(str, words)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            venv.python,
+            "--disable-pip-version-check",
+            command,
+            "--quiet",
+            *map(str, words),
+        ],
+        check=True,
+        capture_output=True,
+    )
 
 
 def record_is_true(venv: Venv, version: str = VERSION) -> bool:
@@ -323,15 +368,19 @@ def record_is_true(venv: Venv, version: str = VERSION) -> bool:
     lines = record_lines((venv.site / f"sglang-{version}.dist-info" / "RECORD").read_bytes())
     files = {str(path.relative_to(venv.site)) for path in (venv.site / "sglang").rglob("*") if path.suffix == ".py"}
     return files <= set(lines) and all(
-        sha256((venv.site / path).read_bytes()) == told for path, (_, told) in lines.items() if told)
+        sha256((venv.site / path).read_bytes()) == told for path, (_, told) in lines.items() if told
+    )
 
 
 @pytest.fixture
 def more_venv(venv) -> Venv:
     """A venv whose series also adds a file in a new directory."""
     create = b"--- /dev/null\n+++ b/sglang/more/new.py\n@@ -0,0 +1 @@\n+new = 1\n"
-    venv.sign(BOTH + create, {X: PATCHED, Y: PATCHED, "sglang/more/new.py": b"new = 1\n"},
-              {X: A, Y: A, "sglang/more/new.py": None})
+    venv.sign(
+        BOTH + create,
+        {X: PATCHED, Y: PATCHED, "sglang/more/new.py": b"new = 1\n"},
+        {X: A, Y: A, "sglang/more/new.py": None},
+    )
     return venv
 
 
@@ -438,7 +487,7 @@ class _OpNamespace:
 
 ops = SimpleNamespace(sgl_kernel=_OpNamespace("sgl_kernel"))
 '''
-WRAPPER = '''
+WRAPPER = """
 import torch
 
 
@@ -451,7 +500,7 @@ def top_k_renorm_prob(probs, k):
 
 
 top_p_renorm_prob = top_k_renorm_prob
-'''
+"""
 NO_OP = "torch.ops.sgl_kernel.tree_speculative_sampling_target_only.default(**arguments)"
 
 
@@ -469,8 +518,9 @@ def kernel(site: Path, code: str) -> None:
 
 
 BROKEN_KERNELS = {
-    "raise ImportError('/x/common_ops.abi3.so: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementationEiPKc')":
-        ["undefined symbol: _ZN3c104cuda29"],
+    "raise ImportError('/x/common_ops.abi3.so: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementationEiPKc')": [
+        "undefined symbol: _ZN3c104cuda29"
+    ],
     "raise OSError('libcudart.so.13: cannot open shared object file')": ["libcudart.so.13"],
     "import ctypes; ctypes.CDLL(__file__)": ["OSError"],
     "raise SystemExit('no supported architecture')": ["no supported architecture"],
@@ -532,17 +582,24 @@ rm -rf {mounted}/filler
 "$@" status {options} --venv {mounted} > {out}/status
 cp -a {mounted}/. {out}/after
 """
-FILL = 'head -c $(( ($(df -k --output=avail {mounted} | tail -1) - {left}) * 1024 )) /dev/zero > {mounted}/filler'
-FILL_INODES = ('mkdir {mounted}/filler; for n in $(seq $(( $(df --output=iavail {mounted} | tail -1) - {left} ))); '
-               'do : > {mounted}/filler/$n; done')
+FILL = "head -c $(( ($(df -k --output=avail {mounted} | tail -1) - {left}) * 1024 )) /dev/zero > {mounted}/filler"
+FILL_INODES = (
+    "mkdir {mounted}/filler; for n in $(seq $(( $(df --output=iavail {mounted} | tail -1) - {left} ))); "
+    "do : > {mounted}/filler/$n; done"
+)
 
 
 @needs_mounts
-@pytest.mark.parametrize(("job", "limit", "left"), [
-    ("apply", "size=1m", 0), ("revert", "size=1m", 8), ("apply", "size=1m,nr_inodes=400", 3),
-    pytest.param("apply", "size=1m", 28, marks=pytest.mark.long),
-    pytest.param("apply", "size=1m,nr_inodes=400", 9, marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    ("job", "limit", "left"),
+    [
+        ("apply", "size=1m", 0),
+        ("revert", "size=1m", 8),
+        ("apply", "size=1m,nr_inodes=400", 3),
+        pytest.param("apply", "size=1m", 28, marks=pytest.mark.long),
+        pytest.param("apply", "size=1m,nr_inodes=400", 9, marks=pytest.mark.long),
+    ],
+)
 def test_case_22_full_disk(venv, tool, tmp_path, job, limit, left):
     """A tmpfs with `left` free kilobytes or inodes: the old files are whole, and the next command leaves nothing."""
     venv.sign(BOTH)
@@ -553,11 +610,21 @@ def test_case_22_full_disk(venv, tool, tmp_path, job, limit, left):
     mounted.mkdir()
     out.mkdir()
     fill = (FILL_INODES if "inodes" in limit else FILL).format(mounted=mounted, left=left)
-    script = FULL.format(limit=limit, mounted=mounted, venv=venv.venv, fill=fill, out=out, job=job,
-                         options=shlex.join(map(str, venv.options)))
+    script = FULL.format(
+        limit=limit,
+        mounted=mounted,
+        venv=venv.venv,
+        fill=fill,
+        out=out,
+        job=job,
+        options=shlex.join(map(str, venv.options)),
+    )
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "patcher"], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "PYTHONDONTWRITEBYTECODE": "1"})
+        ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "patcher"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads((out / "said").read_text())
     assert said["exit_code"] == 4, (out / "err").read_text()
@@ -567,7 +634,8 @@ def test_case_22_full_disk(venv, tool, tmp_path, job, limit, left):
     site = venv.site.relative_to(venv.venv)
     full = contents(out / "full" / site)
     assert {path: full[path] for path in (X, Y, f"{INFO}/RECORD")} == {
-        path: old[path] for path in (X, Y, f"{INFO}/RECORD")}
+        path: old[path] for path in (X, Y, f"{INFO}/RECORD")
+    }
     assert json.loads((out / "status").read_text())["hosts"][0]["state"] == stage
     assert contents(out / "after") == contents(venv.venv), "what was written on the way is gone again"
 
@@ -684,8 +752,11 @@ def test_case_23_four_at_the_same_moment(venv, tool, others):
     wanted = PATCHED if others == "apply" else A
     assert (venv.read(X), venv.read(Y)) == (wanted, wanted)
     assert tool("status", *venv.options).host["state"] == ("all" if others == "apply" else "pristine")
-    assert not [path for path in venv.venv.rglob("*") if path.name in ("lock", "journal.json") or
-                path.name.endswith((".ddtree-new", ".ddtree-old"))]
+    assert not [
+        path
+        for path in venv.venv.rglob("*")
+        if path.name in ("lock", "journal.json") or path.name.endswith((".ddtree-new", ".ddtree-old"))
+    ]
 
 
 def test_case_23_overtaken_between_plan_and_commit(venv, tool, monkeypatch):

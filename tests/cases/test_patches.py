@@ -19,21 +19,24 @@ BOTH = patch_of(X, Y)
 one_tree = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.mark.parametrize(("data", "line", "expected", "installed", "hunk"), [
-    (A.replace(b"c\n", b"c2\n"), 3, "'c'", "'c2'", True),
-    (A.replace(b"c\n", b"zzz\n"), 3, "'c'", "'zzz'", True),
-    (A.replace(b"b\n", b"b \n"), 2, "'b'", "'b '", True),
-    (A.replace(b"d\n", b"d\r\n"), 4, "'d'", r"'d\r'", True),
-    (A.replace(b"\n", b"\r\n"), 1, "another line", r"'a\r'", True),
-    (b"\xef\xbb\xbf" + A, 1, "another line", r"'\ufeffa'", False),
-    (A.replace(b"c\n", b"new\nc\n"), 3, "'c'", "'new'", True),
-    (A.replace(b"c\n", b""), 3, "'c'", "'d'", True),
-    (A.replace(b"f\n", b"F\n"), 6, "another line", "'F'", False),
-    (A.removesuffix(b"\n"), 7, "another line", "'g' without a line end", False),
-    (A + b"h\n", 8, "end of file", "'h'", False),
-    (b"", 1, "another line", "end of file", True),
-    (None, 0, "", "does not exist", False),
-])
+@pytest.mark.parametrize(
+    ("data", "line", "expected", "installed", "hunk"),
+    [
+        (A.replace(b"c\n", b"c2\n"), 3, "'c'", "'c2'", True),
+        (A.replace(b"c\n", b"zzz\n"), 3, "'c'", "'zzz'", True),
+        (A.replace(b"b\n", b"b \n"), 2, "'b'", "'b '", True),
+        (A.replace(b"d\n", b"d\r\n"), 4, "'d'", r"'d\r'", True),
+        (A.replace(b"\n", b"\r\n"), 1, "another line", r"'a\r'", True),
+        (b"\xef\xbb\xbf" + A, 1, "another line", r"'\ufeffa'", False),
+        (A.replace(b"c\n", b"new\nc\n"), 3, "'c'", "'new'", True),
+        (A.replace(b"c\n", b""), 3, "'c'", "'d'", True),
+        (A.replace(b"f\n", b"F\n"), 6, "another line", "'F'", False),
+        (A.removesuffix(b"\n"), 7, "another line", "'g' without a line end", False),
+        (A + b"h\n", 8, "end of file", "'h'", False),
+        (b"", 1, "another line", "end of file", True),
+        (None, 0, "", "does not exist", False),
+    ],
+)
 def test_case_01_drift(tree, tool, data, line, expected, installed, hunk):
     """`line`, `expected`, `installed`: the first that differs. `hunk`: whether the piece that differs is the hunk's."""
     tree.sign(BOTH)
@@ -72,7 +75,9 @@ def test_case_02_partly_applied(tree, tool, carried):
     assert found == {carried: "all", other: "pristine"}
     done = tool("apply", *tree.options)
     assert {action["path"]: action["kind"] for action in done.host["plan"]["actions"]} == {
-        carried: "already", other: "modify"}
+        carried: "already",
+        other: "modify",
+    }
     assert done.code == 0 and "skipped" not in done.host["summary"] and "1 as they should be" in done.host["summary"]
     assert [tree.read(path) for path in (X, Y)] == [PATCHED, PATCHED]
     assert tool("revert", *tree.options).code == 0
@@ -108,8 +113,11 @@ def test_case_03_conflict_is_not_already_applied(tree, tool, carried):
     assert {f["path"]: f["state"] for f in tool("status", *tree.options).host["files"]}[X] == "unknown"
 
 
-@pytest.mark.parametrize("wrong", [A.replace(b"c\n", b"zzz\n"), A.replace(b"g\n", b"G\n")],
-                         ids=["the hunk does not fit", "the hunk fits, the file is another"])
+@pytest.mark.parametrize(
+    "wrong",
+    [A.replace(b"c\n", b"zzz\n"), A.replace(b"g\n", b"G\n")],
+    ids=["the hunk does not fit", "the hunk fits, the file is another"],
+)
 @pytest.mark.parametrize("path", [X, Y])
 def test_case_04_half_a_patch(tree, tool, path, wrong):
     tree.sign(BOTH)
@@ -119,10 +127,20 @@ def test_case_04_half_a_patch(tree, tool, path, wrong):
     assert tree.everything() == before  # no .rej and no .orig either
 
 
-@pytest.mark.parametrize("path", [
-    "python/sglang/x.py", "a/python/sglang/x.py", "x.py", "site-packages/sglang/x.py", "usr/lib/sglang/x.py",
-    "sglang-0.5.11/python/sglang/x.py", "srt/x.py", "sglang_router/x.py", "Sglang/x.py",
-])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "python/sglang/x.py",
+        "a/python/sglang/x.py",
+        "x.py",
+        "site-packages/sglang/x.py",
+        "usr/lib/sglang/x.py",
+        "sglang-0.5.11/python/sglang/x.py",
+        "srt/x.py",
+        "sglang_router/x.py",
+        "Sglang/x.py",
+    ],
+)
 def test_case_05_strip_level(tree, tool, path):
     """Only paths below the package's own directory are resolved; nothing is stripped until something fits."""
     tree.sign(patch_of(path), {path: PATCHED}, {path: A})
@@ -159,10 +177,21 @@ def test_case_06_corrupt_counts(tree, tool, unanswered, counts, tail):
     assert not unanswered(), "the host was asked"
 
 
-@pytest.mark.parametrize("header", [
-    b"@@ -2,3 +2,6 @@", b"@@ -2,9999999999 +2,3 @@", b"@@ -2,3 +2,-3 @@", b"@@ -2,3 @@", b"@@ -2,3 +2,3", b"@@ @@",
-    b"@@ -3,3 +3,3 @@", b"@@ -2,3 +3,3 @@", b"@@ -0,3 +0,3 @@", b"@@@ -2,3 -2,3 +2,3 @@@",
-])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"@@ -2,3 +2,6 @@",
+        b"@@ -2,9999999999 +2,3 @@",
+        b"@@ -2,3 +2,-3 @@",
+        b"@@ -2,3 @@",
+        b"@@ -2,3 +2,3",
+        b"@@ @@",
+        b"@@ -3,3 +3,3 @@",
+        b"@@ -2,3 +3,3 @@",
+        b"@@ -0,3 +0,3 @@",
+        b"@@@ -2,3 -2,3 +2,3 @@@",
+    ],
+)
 def test_case_06_corrupt_header(tree, tool, unanswered, header):
     before = tree.everything()
     tree.sign(patch_of(X, Y).replace(b"@@ -2,3 +2,3 @@", header, 1))
@@ -210,24 +239,41 @@ def _with_ends(text: bytes, ends: str) -> bytes:
     return b"".join(line + LINE_ENDS["crlf" if number % 2 else "lf"] for line, number in zip(lines, at, strict=True))
 
 
-@pytest.mark.parametrize(("change", "right"), [
-    (lambda patch: patch.removesuffix(b"\n"), False),
-    (lambda patch: patch[:-2], False),
-    (lambda patch: patch.replace(b"\n \n", b"\n\n"), True),
-    (lambda patch: patch.replace(b"\n ", b"\n"), False),
-    (lambda patch: patch.replace(b"\n ", b"\n\t"), False),
-    (lambda patch: patch.replace(b"\n-c", b"\n> -c"), False),
-    (lambda patch: patch.replace(b"\n-c", b"\n- c"), False),
-    (lambda patch: patch.replace(b"--- a/", b"\xef\xbb\xbf--- a/", 1), False),
-    (lambda patch: patch.decode().encode("utf-16"), False),
-    (lambda patch: b"From: ann\nSubject: [PATCH] C\n\nhello\n---\n x.py | 2 +-\n\n" + patch, True),
-    (lambda patch: patch + b"\n", True),
-    (lambda patch: patch + b"\n-- \nann, by mail\n", True),
-    (lambda patch: patch + b"-- \n2.39.5\n" + patch_of(Y), False),
-    (lambda patch: patch.replace(b"C\n", b"C\n\\ No newline at end of file\n"), False),
-], ids=["no final newline", "cut in its last line", "blank line stripped", "all spaces stripped", "space is a tab",
-        "quoted", "space put in", "byte order mark", "utf-16", "mail around it", "blank line behind",
-        "signature behind", "a file behind the signature", "a newline mark too many"])
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        (lambda patch: patch.removesuffix(b"\n"), False),
+        (lambda patch: patch[:-2], False),
+        (lambda patch: patch.replace(b"\n \n", b"\n\n"), True),
+        (lambda patch: patch.replace(b"\n ", b"\n"), False),
+        (lambda patch: patch.replace(b"\n ", b"\n\t"), False),
+        (lambda patch: patch.replace(b"\n-c", b"\n> -c"), False),
+        (lambda patch: patch.replace(b"\n-c", b"\n- c"), False),
+        (lambda patch: patch.replace(b"--- a/", b"\xef\xbb\xbf--- a/", 1), False),
+        (lambda patch: patch.decode().encode("utf-16"), False),
+        (lambda patch: b"From: ann\nSubject: [PATCH] C\n\nhello\n---\n x.py | 2 +-\n\n" + patch, True),
+        (lambda patch: patch + b"\n", True),
+        (lambda patch: patch + b"\n-- \nann, by mail\n", True),
+        (lambda patch: patch + b"-- \n2.39.5\n" + patch_of(Y), False),
+        (lambda patch: patch.replace(b"C\n", b"C\n\\ No newline at end of file\n"), False),
+    ],
+    ids=[
+        "no final newline",
+        "cut in its last line",
+        "blank line stripped",
+        "all spaces stripped",
+        "space is a tab",
+        "quoted",
+        "space put in",
+        "byte order mark",
+        "utf-16",
+        "mail around it",
+        "blank line behind",
+        "signature behind",
+        "a file behind the signature",
+        "a newline mark too many",
+    ],
+)
 def test_case_07_mangled_otherwise(tree, tool, change, right):
     blank = A.replace(b"d\n", b"\n")
     tree.write(X, blank)
@@ -272,13 +318,14 @@ ABOVE = b"one\ntwo\nthree\nfour\nfive\nsix\n"
 
 
 @pytest.mark.parametrize("block", [0, 1])
-@pytest.mark.parametrize("above", [b"", ABOVE, BLOCK, BLOCK * 2, b"\n"],
-                         ids=["none", "six lines", "a block", "two blocks", "a blank line"])
+@pytest.mark.parametrize(
+    "above", [b"", ABOVE, BLOCK, BLOCK * 2, b"\n"], ids=["none", "six lines", "a block", "two blocks", "a blank line"]
+)
 def test_case_08_repeated_context(tree, tool, above, block):
     """The hunk names one of three identical blocks; with lines added above it would fit another one, or none."""
     place = 5 * block
     hunk = b"@@ -%d,3 +%d,3 @@\n     b\n-    c\n+    C\n     d\n" % (place + 2, place + 2)
-    after = THREE[: place * len(BLOCK) // 5] + BLOCK.replace(b"c", b"C") + THREE[(place + 5) * len(BLOCK) // 5:]
+    after = THREE[: place * len(BLOCK) // 5] + BLOCK.replace(b"c", b"C") + THREE[(place + 5) * len(BLOCK) // 5 :]
     tree.sign(patch_of(X, hunks=hunk), {X: after}, {X: THREE})
     tree.write(X, above + THREE)
     said = tool("apply", *tree.options)
@@ -295,8 +342,11 @@ OTHER = A.replace(b"e\n", b"E\n")
 
 def _v1(tree: Tree) -> None:
     """x: C. new: created."""
-    tree.sign(patch_of(X) + b"--- /dev/null\n+++ b/%s\n@@ -0,0 +1 @@\n+v1\n" % NEW.encode(),
-              {X: PATCHED, NEW: b"v1\n"}, {X: A, NEW: None})
+    tree.sign(
+        patch_of(X) + b"--- /dev/null\n+++ b/%s\n@@ -0,0 +1 @@\n+v1\n" % NEW.encode(),
+        {X: PATCHED, NEW: b"v1\n"},
+        {X: A, NEW: None},
+    )
 
 
 def _v2(tree: Tree, kind: str) -> dict[str, bytes | None]:
@@ -361,20 +411,33 @@ def test_case_09_v1_stays_when_v2_cannot_be(tree, tool, kind):
         assert tool("verify", *tree.options).code == 0
 
 
-@pytest.mark.parametrize(("found", "outcome"), [
-    ("the same bytes", "taken over"), ("other bytes", "refused"), ("empty", "refused"), ("a directory", "refused"),
-    ("a link to the same bytes", "taken over"), ("a dangling link", "refused"), ("a pipe", "refused"),
-    ("almost the same bytes", "refused"),
-])
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        ("the same bytes", "taken over"),
+        ("other bytes", "refused"),
+        ("empty", "refused"),
+        ("a directory", "refused"),
+        ("a link to the same bytes", "taken over"),
+        ("a dangling link", "refused"),
+        ("a pipe", "refused"),
+        ("almost the same bytes", "refused"),
+    ],
+)
 def test_case_10_new_file_exists_already(tree, tool, tmp_path, found, outcome):
     _v1(tree)
     place = tree.site / NEW
     (tmp_path / "elsewhere").write_bytes(b"v1\n")
-    {"the same bytes": lambda: place.write_bytes(b"v1\n"), "other bytes": lambda: place.write_bytes(b"mine\n"),
-     "empty": lambda: place.write_bytes(b""), "a directory": lambda: place.mkdir(),
-     "a link to the same bytes": lambda: place.symlink_to(tmp_path / "elsewhere"),
-     "a dangling link": lambda: place.symlink_to(tmp_path / "nowhere"), "a pipe": lambda: os.mkfifo(place),
-     "almost the same bytes": lambda: place.write_bytes(b"v1")}[found]()
+    {
+        "the same bytes": lambda: place.write_bytes(b"v1\n"),
+        "other bytes": lambda: place.write_bytes(b"mine\n"),
+        "empty": lambda: place.write_bytes(b""),
+        "a directory": lambda: place.mkdir(),
+        "a link to the same bytes": lambda: place.symlink_to(tmp_path / "elsewhere"),
+        "a dangling link": lambda: place.symlink_to(tmp_path / "nowhere"),
+        "a pipe": lambda: os.mkfifo(place),
+        "almost the same bytes": lambda: place.write_bytes(b"v1"),
+    }[found]()
     names = {path.name for path in tree.site.rglob("*")}
     said = tool("apply", *tree.options)
     if outcome == "refused":
@@ -420,10 +483,13 @@ def test_case_11_header_oddities(tmp_path, monkeypatch, tool):
     assert tool("apply", *tree.options).code == 0, "our own diff has headers that are understood"
 
 
-@pytest.mark.parametrize("git", [
-    b"diff --git a/sglang/empty.py b/sglang/empty.py\nnew file mode 100644\nindex 0000000..e69de29\n",
-    b'diff --git "a/sglang/empty.py" "b/sglang/empty.py"\nnew file mode 100644\n',
-])
+@pytest.mark.parametrize(
+    "git",
+    [
+        b"diff --git a/sglang/empty.py b/sglang/empty.py\nnew file mode 100644\nindex 0000000..e69de29\n",
+        b'diff --git "a/sglang/empty.py" "b/sglang/empty.py"\nnew file mode 100644\n',
+    ],
+)
 def test_case_11_empty_new_file_without_a_hunk(tree, tool, git):
     start = contents(tree.site)
     more = b"diff --git a/sglang/x.py b/sglang/x.py\nindex 1111111..2222222 100644\n" + patch_of(X)
@@ -440,9 +506,23 @@ def git_patches(tmp_path_factory) -> dict[str, bytes]:
     repository = tmp_path_factory.mktemp("repository")
 
     def git(*words: str) -> bytes:
-        return subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.hooksPath=/dev/null",
-                               "-c", "protocol.file.allow=always", *words], cwd=repository, check=True,
-                              capture_output=True).stdout
+        return subprocess.run(
+            [
+                "git",
+                "-c",
+                "user.name=t",
+                "-c",
+                "user.email=t@t",
+                "-c",
+                "core.hooksPath=/dev/null",
+                "-c",
+                "protocol.file.allow=always",
+                *words,
+            ],
+            cwd=repository,
+            check=True,
+            capture_output=True,
+        ).stdout
 
     def change(action, *options: str) -> bytes:
         git("reset", "-q", "--hard")
@@ -502,9 +582,25 @@ def git_patches(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("place", ["alone", "behind a good file"])
-@pytest.mark.parametrize("kind", [
-    "mode only", "mode and text", "new executable", "new link", "changed link", "removed link", "file becomes link",
-    "submodule", "binary", "binary without its bytes", "new binary", "rename", "rename with a change", "copy"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mode only",
+        "mode and text",
+        "new executable",
+        "new link",
+        "changed link",
+        "removed link",
+        "file becomes link",
+        "submodule",
+        "binary",
+        "binary without its bytes",
+        "new binary",
+        "rename",
+        "rename with a change",
+        "copy",
+    ],
+)
 def test_case_12_what_is_no_change_of_text(tree, tool, git_patches, kind, place):
     assert git_patches[kind]
     before = contents(tree.site)
@@ -514,7 +610,8 @@ def test_case_12_what_is_no_change_of_text(tree, tool, git_patches, kind, place)
 
 
 HOSTILE = {
-    "up": patch_of("../evil.py"), "up from inside": patch_of("sglang/../../evil.py"),
+    "up": patch_of("../evil.py"),
+    "up from inside": patch_of("sglang/../../evil.py"),
     "absolute": b"--- /etc/evil.py\n+++ /etc/evil.py\n" + H,
     "new file up": b"--- /dev/null\n+++ b/../evil.py\n@@ -0,0 +1 @@\n+evil\n",
     "two names": b"--- a/sglang/x.py\n+++ b/../evil.py\n" + H,
@@ -522,14 +619,19 @@ HOSTILE = {
     "escaped": b'--- "a/sglang/\\056\\056/\\056\\056/evil.py"\n+++ "b/sglang/\\056\\056/\\056\\056/evil.py"\n' + H,
     "nul": b'--- "a/sglang/x.py\\000.txt"\n+++ "b/sglang/x.py\\000.txt"\n' + H,
     "git's own": patch_of("sglang/.git/config"),
-    "ed": b"3c\nC\n.\nw\n", "ed that runs a program": b"--- x.py\n+++ x.py\n1!touch evil\n",
+    "ed": b"3c\nC\n.\nw\n",
+    "ed that runs a program": b"--- x.py\n+++ x.py\n1!touch evil\n",
     "normal diff": b"3c3\n< c\n---\n> C\n",
     "context diff": b"*** a/sglang/x.py\n--- b/sglang/x.py\n***************\n*** 2,4 ****\n"
-                    b"  b\n! c\n  d\n--- 2,4 ----\n  b\n! C\n  d\n",
+    b"  b\n! c\n  d\n--- 2,4 ----\n  b\n! C\n  d\n",
     "html": b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head>\n<body>--- a +++ b</body></html>\n",
     "html around a patch": b"<html><pre>\n" + patch_of(X) + b"</pre></html>\n",
-    "json": b'{"message": "Not Found"}\n', "empty": b"", "blank": b"\n\n  \n", "zeros": bytes(1000),
-    "gzip": gzip.compress(BOTH), "headers only": b"--- a/sglang/x.py\n+++ b/sglang/x.py\n",
+    "json": b'{"message": "Not Found"}\n',
+    "empty": b"",
+    "blank": b"\n\n  \n",
+    "zeros": bytes(1000),
+    "gzip": gzip.compress(BOTH),
+    "headers only": b"--- a/sglang/x.py\n+++ b/sglang/x.py\n",
     "git header only": b"diff --git a/sglang/x.py b/sglang/x.py\nindex 1..2 100644\n",
     "a letter": b"Dear all,\n\nthe patch is on the web page.\n",
     "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
@@ -550,8 +652,13 @@ GOOD_PART = st.sampled_from(["sglang", "srt", "x.py", "a", "b", "..x", "~", "%2e
 
 
 @one_tree
-@given(parts=st.lists(GOOD_PART, max_size=3), bad=BAD_PART, more=st.lists(GOOD_PART, min_size=1, max_size=2),
-       quoted=st.booleans(), new=st.booleans())
+@given(
+    parts=st.lists(GOOD_PART, max_size=3),
+    bad=BAD_PART,
+    more=st.lists(GOOD_PART, min_size=1, max_size=2),
+    quoted=st.booleans(),
+    new=st.booleans(),
+)
 def test_case_13_hostile_paths(tree, tool, parts, bad, more, quoted, new):
     """No spelling of a path that is more than plain names below the package comes past the loader."""
     path = "/".join(["sglang", *parts, bad, *more])
@@ -599,6 +706,7 @@ def unanswered(tmp_path, monkeypatch):
     """A host `demo` that listens and never answers; the value says whether anybody has come."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         (tmp_path / "ssh_config").write_text(
-            f"Host demo\n  HostName 127.0.0.1\n  Port {listener.getsockname()[1]}\n  UserKnownHostsFile /dev/null\n")
+            f"Host demo\n  HostName 127.0.0.1\n  Port {listener.getsockname()[1]}\n  UserKnownHostsFile /dev/null\n"
+        )
         monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(tmp_path / "ssh_config"))
         yield lambda: bool(select.select([listener], [], [], 0)[0])

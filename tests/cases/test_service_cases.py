@@ -89,9 +89,15 @@ def is_rolled_back(site: StubHost, tool, said: Said, code: int) -> None:
 
 # ---------------------------------------------------------------- 33
 
-@pytest.mark.parametrize("flags", [
-    long(("--stub-start-s", 2), id="refused"), long(("--stub-unavailable", 8), id="503"),
-    pytest.param(("--stub-start-s", 1, "--stub-unavailable", 4), id="refused, then 503")])
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        long(("--stub-start-s", 2), id="refused"),
+        long(("--stub-unavailable", 8), id="503"),
+        pytest.param(("--stub-start-s", 1, "--stub-unavailable", 4), id="refused, then 503"),
+    ],
+)
 def test_case_33_readiness(site, tool, apply, flags):
     """/v1/models says 200 whenever it listens; that is no reason to go on before /health does."""
     said = apply(*flags)
@@ -102,11 +108,14 @@ def test_case_33_readiness(site, tool, apply, flags):
     assert site.served_identity() == site.series.identity("temperature")
 
 
-@pytest.mark.parametrize(("flags", "what"), [
-    long(("--stub-start-s", 600), "waiting for the server to listen", id="never listens"),
-    long(("--stub-unavailable", 10_000), "waiting for /health (HTTP 503)", id="503 for ever"),
-    pytest.param(("--stub-mode", "hangs"), "waiting for first temperature request", id="/generate hangs"),
-])
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        long(("--stub-start-s", 600), "waiting for the server to listen", id="never listens"),
+        long(("--stub-unavailable", 10_000), "waiting for /health (HTTP 503)", id="503 for ever"),
+        pytest.param(("--stub-mode", "hangs"), "waiting for first temperature request", id="/generate hangs"),
+    ],
+)
 def test_case_33_never_ready(site, tool, apply, monkeypatch, flags, what):
 
     def meanwhile(now: float) -> None:
@@ -121,6 +130,7 @@ def test_case_33_never_ready(site, tool, apply, monkeypatch, flags, what):
 
 
 # ---------------------------------------------------------------- 34
+
 
 @pytest.mark.parametrize(("at", "code"), [long(1200.0, 0), long(1799.0, 0), long(1801.0, 6)])
 def test_case_34_start_up_takes_minutes(site, tool, apply, monkeypatch, tmp_path, at, code):
@@ -170,13 +180,17 @@ def test_case_34_neither_comes_up(site, tool, apply):
     assert program == "ddtree-patch" and tool(*options).code == 0
     assert site.served_identity() is None
     site.stop()
-    site.servers.append(subprocess.Popen(["sh", "-c", start], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                         start_new_session=True))
+    site.servers.append(
+        subprocess.Popen(
+            ["sh", "-c", start], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+    )
     site.wait_answer()
     assert site.served_identity() is None
 
 
 # ---------------------------------------------------------------- 35
+
 
 def test_case_35_another_port(site, tool, monkeypatch):
     """The operator's restart leaves the old server where it is; the new one finds the port busy and takes another."""
@@ -185,10 +199,15 @@ def test_case_35_another_port(site, tool, monkeypatch):
     site.misbehave(always=["--stub-next-port"])
     server = f"{site.venv}/bin/python -m sglang.launch_server --port {site.port}"
     config = site.configure("local")
-    config.write_text(config.read_text().replace('kind = "process"\n[hosts.local.service.args]\n', f"""
+    config.write_text(
+        config.read_text().replace(
+            'kind = "process"\n[hosts.local.service.args]\n',
+            f"""
 kind = "command"
 restart = ["sh", "-c", "cd {site.home} && exec setsid {server} >> server.log 2>&1 < /dev/null &"]
-"""))
+""",
+        )
+    )
     before = site.hashes()
     said = tool("apply", "--local", "--config", config, "--json")
     assert said.code == 6, said.stderr
@@ -236,6 +255,7 @@ time.sleep(600)
 
 # ---------------------------------------------------------------- 36
 
+
 @pytest.mark.parametrize("mode", ["greedy-after-first", long("greedy"), long("fixed")])
 def test_case_36_silently_greedy(site, tool, apply, mode):
     """HTTP 200 each time. The identical answers are named, and the line in the log."""
@@ -274,6 +294,7 @@ service = {{ kind = "command", restart = ["false"] }}
 
 # ---------------------------------------------------------------- 37
 
+
 @pytest.mark.parametrize(("mode", "code"), [("dies", 6), long("dies-together", 7)])
 def test_case_37_sampling_kills_the_scheduler(site, tool, apply, mode, code):
     """/health was 200. The first sampled request belongs to readiness (6); what a batch brings out, to smoke (7)."""
@@ -288,9 +309,17 @@ def test_case_37_sampling_kills_the_scheduler(site, tool, apply, mode, code):
 
 # ---------------------------------------------------------------- 38
 
-@pytest.mark.parametrize(("mode", "expected"), [
-    ("ignores-top_k", "top_k_1_is_greedy"), long("ignores-top_p", "top_p_0_is_greedy"),
-    long("ignores-min_p", "min_p_1_is_greedy"), long("fixed", "prompts_differ"), long("unstable", "greedy_repeatable")])
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("ignores-top_k", "top_k_1_is_greedy"),
+        long("ignores-top_p", "top_p_0_is_greedy"),
+        long("ignores-min_p", "min_p_1_is_greedy"),
+        long("fixed", "prompts_differ"),
+        long("unstable", "greedy_repeatable"),
+    ],
+)
 def test_case_38_parameters_ignored(site, tool, apply, mode, expected):
     """Each parameter at its narrowest, at T = 1, must equal greedy; different prompts must not give one output."""
     said = apply("--stub-mode", mode, paths=ALL_PATHS)
@@ -302,10 +331,16 @@ def test_case_38_parameters_ignored(site, tool, apply, mode, expected):
 
 # ---------------------------------------------------------------- 39
 
-@pytest.mark.parametrize(("mode", "told"), [
-    long("collapses", "one at a time x"), ("collapses-together", "concurrent x"),
-    long("accepts-nothing", "exactly 1.0: no draft token was accepted"),
-    long("says-nothing", "say nothing of acceptance")])
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        long("collapses", "one at a time x"),
+        ("collapses-together", "concurrent x"),
+        long("accepts-nothing", "exactly 1.0: no draft token was accepted"),
+        long("says-nothing", "say nothing of acceptance"),
+    ],
+)
 def test_case_39_acceptance(site, tool, apply, mode, told):
     site.suite.write_text(site.suite.read_text().replace("max_new_tokens = 8", "max_new_tokens = 48"))
     said = apply("--stub-mode", mode)
@@ -320,6 +355,7 @@ def test_case_39_acceptance(site, tool, apply, mode, told):
 
 
 # ---------------------------------------------------------------- 40
+
 
 def test_case_40_greedy_differs_from_before(site, tool, apply):
     """Where it parts from what the old server said, and that this is no matter of rounding."""
@@ -351,6 +387,7 @@ def test_case_40_compared_with_before_the_first_apply(site, tool, apply):
 
 
 # ---------------------------------------------------------------- 41
+
 
 def test_case_41_first_requests_compile(site, tool, apply):
     """Each sampling path of the suite is asked once before the server is called ready, and the wait is shown."""

@@ -57,8 +57,11 @@ def ssh_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 def hashes(root: Path) -> dict[str, str]:
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 def run_line(line: str) -> None:
@@ -88,18 +91,27 @@ WAYS = {
     "only the first jump's own jump": ("Host gpu\n ProxyJump outer,inner\nHost inner\n ProxyJump nowhere\n", 2),
     "a command": ("Host gpu\n ProxyCommand ssh -F HERE/ssh_config -W %h:%p outer\n", 1),
     "match host": ("Match host gpu\n ProxyJump outer\nMatch host gp\n Port {decoy}\n", 1),
-    "match originalhost and user": ("Match originalhost gpu user {g.user}\n ProxyJump outer\n"
-                                    "Match originalhost gpu user nobody-else\n Port {decoy}\n", 1),
+    "match originalhost and user": (
+        "Match originalhost gpu user {g.user}\n ProxyJump outer\n"
+        "Match originalhost gpu user nobody-else\n Port {decoy}\n",
+        1,
+    ),
     "match localuser": ("Match host gpu localuser {g.user}\n ProxyJump outer\n", 1),
-    "match exec": ('Match host gpu exec "test -d HERE"\n ProxyJump outer\n'
-                   'Match host gpu exec "test -d HERE/none"\n Port {decoy}\n', 1),
+    "match exec": (
+        'Match host gpu exec "test -d HERE"\n ProxyJump outer\n'
+        'Match host gpu exec "test -d HERE/none"\n Port {decoy}\n',
+        1,
+    ),
     "match exec with tokens": ('Match exec "test %n = gpu"\n ProxyJump outer\n', 1),
     "match final": ("Match final originalhost gpu\n ProxyJump outer\n Port {decoy}\n", 1),
     "negated": ("Match host gpu !exec false\n ProxyJump outer\nHost * !gpu !outer\n Port {decoy}\n", 1),
     "the first value": ("Host gpu\n Port {g.port}\n ProxyJump outer\nHost gpu\n Port {decoy}\n ProxyJump inner\n", 1),
-    "tokens": ("Host gpu\n ProxyCommand ssh -F HERE/ssh_config -W 127.0.0.1:%p %n-%r\nHost gpu-{g.user}\n"
-               " ProxyJump none\n HostName 127.0.0.2\n Port {i.port}\n IdentityFile {i.client_key}\n"
-               " UserKnownHostsFile {i.known_hosts}\n", 1),
+    "tokens": (
+        "Host gpu\n ProxyCommand ssh -F HERE/ssh_config -W 127.0.0.1:%p %n-%r\nHost gpu-{g.user}\n"
+        " ProxyJump none\n HostName 127.0.0.2\n Port {i.port}\n IdentityFile {i.client_key}\n"
+        " UserKnownHostsFile {i.known_hosts}\n",
+        1,
+    ),
 }
 
 
@@ -114,9 +126,20 @@ def three_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ssh
         server.stop()
 
 
-@pytest.mark.parametrize("way", more_of(WAYS, "no jump", "users and ports", "only the first jump's own jump",
-                                        "match originalhost and user", "match localuser", "match exec with tokens",
-                                        "the first value", "tokens"))
+@pytest.mark.parametrize(
+    "way",
+    more_of(
+        WAYS,
+        "no jump",
+        "users and ports",
+        "only the first jump's own jump",
+        "match originalhost and user",
+        "match localuser",
+        "match exec with tokens",
+        "the first value",
+        "tokens",
+    ),
+)
 def test_case_24_ssh_config(three_servers, tree, tool, ssh_config, tmp_path, way):
     """The tool goes the very way that `ssh gpu` goes: each sshd sees as many logins from the one as from the other."""
     goal, outer, inner = three_servers
@@ -135,8 +158,9 @@ def test_case_24_ssh_config(three_servers, tree, tool, ssh_config, tmp_path, way
         return [server.log.read_text().count("Accepted publickey") for server in (goal, outer, inner)]
 
     start = logins()
-    subprocess.run(["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], check=True, capture_output=True,
-                   timeout=60)
+    subprocess.run(
+        ["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], check=True, capture_output=True, timeout=60
+    )
     between = logins()
     said = tool("status", "--host", "gpu", "--site-packages", tree, "--json")
     assert said.code == 0, said.stderr
@@ -146,11 +170,17 @@ def test_case_24_ssh_config(three_servers, tree, tool, ssh_config, tmp_path, way
     assert sum(by_ssh) == 1 + jumps
 
 
-@pytest.mark.parametrize(("text", "what"), [
-    ("Host gpu\n ProxyJump gpu\n", "jumphost loop"), ("Host gpu\n ProxyJump a\nHost a\n ProxyJump gpu\n", "never end"),
-    ("Nonsense yes\n", "bad configuration"), ("Match nonsense gpu\n", "Match"),
-    ("Host *\n ProxyJump outer\n", "jumphost loop"), ("Host gpu\n ProxyJump a:b:c\n", "ProxyJump"),
-])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("Host gpu\n ProxyJump gpu\n", "jumphost loop"),
+        ("Host gpu\n ProxyJump a\nHost a\n ProxyJump gpu\n", "never end"),
+        ("Nonsense yes\n", "bad configuration"),
+        ("Match nonsense gpu\n", "Match"),
+        ("Host *\n ProxyJump outer\n", "jumphost loop"),
+        ("Host gpu\n ProxyJump a:b:c\n", "ProxyJump"),
+    ],
+)
 def test_case_24_what_ssh_refuses(tree, tool, ssh_config, text, what):
     ssh_config(text)
     said = tool("status", "--host", "gpu", "--site-packages", tree, "--json")
@@ -159,6 +189,7 @@ def test_case_24_what_ssh_refuses(tree, tool, ssh_config, text, what):
 
 
 # ---------------------------------------------------------------- 25
+
 
 @pytest.fixture
 def agent(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningAgent]:
@@ -171,9 +202,18 @@ def agent(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     running.stop()
 
 
-@pytest.mark.parametrize(("only", "key"), [
-    ("yes", "file"), ("no", "agent"), ("no", "agent alone"), *(pytest.param(*more, marks=pytest.mark.long) for more in (
-        ("yes", "agent"), ("no", "file"), ("yes", "agent alone")))])
+@pytest.mark.parametrize(
+    ("only", "key"),
+    [
+        ("yes", "file"),
+        ("no", "agent"),
+        ("no", "agent alone"),
+        *(
+            pytest.param(*more, marks=pytest.mark.long)
+            for more in (("yes", "agent"), ("no", "file"), ("yes", "agent alone"))
+        ),
+    ],
+)
 def test_case_25_many_keys(sshd, tree, tool, ssh_config, agent, only, key):
     """Three attempts. `agent`: its public half is on disk, as IdentityFile; `agent alone`: it is the agent's ninth."""
     server = sshd(alias="gpu", extra="MaxAuthTries 3")
@@ -187,8 +227,9 @@ def test_case_25_many_keys(sshd, tree, tool, ssh_config, agent, only, key):
         settings = server.home / "sshd_config"
         settings.write_text(settings.read_text().replace("client_key.pub", "authorized"))
         server.start()
-    by_ssh = subprocess.run(["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], capture_output=True,
-                            check=False, timeout=60).returncode
+    by_ssh = subprocess.run(
+        ["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], capture_output=True, check=False, timeout=60
+    ).returncode
     said = tool("status", "--host", "gpu", "--site-packages", tree, "--json")
     assert said.code == (3 if key == "agent alone" else 0), said.stderr
     # Where ssh offers all that the agent holds before a named key that it does not hold, this tool gets in.
@@ -215,6 +256,7 @@ def test_case_25_an_encrypted_key_without_a_terminal(sshd, tree, tool, ssh_confi
 
 
 # ---------------------------------------------------------------- 26
+
 
 class Known:
     """What known_hosts has for the server, and what the message says first. `cut`: the entry's shape is changed."""
@@ -251,8 +293,10 @@ HOST_KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", more_of(HOST_KEYS, "another host's", "another port's, hashed", "changed, by pattern",
-                                         "another type, hashed"))
+@pytest.mark.parametrize(
+    "kind",
+    more_of(HOST_KEYS, "another host's", "another port's, hashed", "changed, by pattern", "another type, hashed"),
+)
 def test_case_26_host_key(sshd, tree, tool, ssh_config, kind):
     """Exit code 3, nothing is accepted, and the line that the message gives is all that is needed."""
     server = sshd(alias="gpu")
@@ -260,8 +304,12 @@ def test_case_26_host_key(sshd, tree, tool, ssh_config, kind):
     write, what = HOST_KEYS[kind]
     write(Known(server))
     before = hashes(server.home)
-    assert subprocess.run(["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], capture_output=True, check=False,
-                          timeout=60).returncode == 255
+    assert (
+        subprocess.run(
+            ["ssh", "-F", config, "-o", "BatchMode=yes", "gpu", "true"], capture_output=True, check=False, timeout=60
+        ).returncode
+        == 255
+    )
     said = tool("apply", "--host", "gpu", "--site-packages", tree, "--json")
     assert (said.code, said.error["error"], said.error["where"]) == (3, "HostKeyProblem", "gpu")
     assert what in said.error["what"] and "SHA256:" in said.error["detail"]
@@ -302,9 +350,13 @@ def test_case_26_known_hosts_with_blanks_in_its_path(sshd, tree, tool, ssh_confi
     assert tool("status", "--host", "gpu", "--site-packages", tree).code == 0
 
 
-@pytest.mark.parametrize(("where", "kind"), [
-    ("inner", "changed"), *(pytest.param(*more, marks=pytest.mark.long) for more in (
-        ("gpu", "unknown"), ("outer", "unknown")))])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("inner", "changed"),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("gpu", "unknown"), ("outer", "unknown"))),
+    ],
+)
 def test_case_26_behind_jumps(three_servers, tree, tool, ssh_config, where, kind):
     """ssh-keyscan does not reach it; the line that is given does."""
     ssh_config("Host gpu\n ProxyJump outer,inner\n", *three_servers)
@@ -357,8 +409,9 @@ def noisy(sshd, ssh_config, tmp_path: Path) -> Callable[[str], Sshd]:
     return start
 
 
-@pytest.mark.parametrize("noise", more_of(NOISE, "no line end", "terminal escapes", "another reply", "on leaving",
-                                          "shell options"))
+@pytest.mark.parametrize(
+    "noise", more_of(NOISE, "no line end", "terminal escapes", "another reply", "on leaving", "shell options")
+)
 def test_case_27_noise(noisy, tree, tool, noise):
     noisy(NOISE[noise])
     said = tool("apply", "--host", "gpu", "--site-packages", tree, "--json")
@@ -369,8 +422,9 @@ def test_case_27_noise(noisy, tree, tool, noise):
     assert tool("revert", "--host", "gpu", "--site-packages", tree).code == 0
 
 
-@pytest.mark.parametrize("text", more_of(["exit 0", "read line; echo $line", "cat > /dev/null", "exec true"],
-                                         "cat > /dev/null", "exec true"))
+@pytest.mark.parametrize(
+    "text", more_of(["exit 0", "read line; echo $line", "cat > /dev/null", "exec true"], "cat > /dev/null", "exec true")
+)
 def test_case_27_a_login_that_runs_no_program(noisy, tree, tool, text):
     """It is said what is wrong, and no write was begun."""
     noisy(text)
@@ -382,6 +436,7 @@ def test_case_27_a_login_that_runs_no_program(noisy, tree, tool, text):
 
 # ---------------------------------------------------------------- 28
 
+
 def started_by_hand(host: StubHost) -> tuple[str, str]:
     """(stop, restart) commands of an operator, who lets the server run in the background and redirects nothing."""
     server = f"{host.venv}/bin/python -m sglang.launch_server --port {host.port}"
@@ -389,8 +444,9 @@ def started_by_hand(host: StubHost) -> tuple[str, str]:
     return stop, f"{stop}; cd {host.home}; {server} & echo $! > {host.home}/pid"
 
 
-@pytest.mark.parametrize("kind", more_of(["process", "command", "command, setsid", "command, nohup"],
-                                         "command, setsid", "command, nohup"))
+@pytest.mark.parametrize(
+    "kind", more_of(["process", "command", "command, setsid", "command, nohup"], "command, setsid", "command, nohup")
+)
 def test_case_28_start(stub_host, sshd, ssh_config, tool, kind):
     """The start returns, though the server goes on; and the server outlives the connection, with lines left to log."""
     server = sshd(alias="gpu")
@@ -422,13 +478,16 @@ def test_case_28_start(stub_host, sshd, ssh_config, tool, kind):
 
 # ---------------------------------------------------------------- 29
 
+
 def may_mount() -> bool:
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
 PYTHON = "/usr/bin/python3"  # that every account may run
-needs_accounts = pytest.mark.skipif(not may_mount() or shutil.which("sudo") is None or not Path(PYTHON).exists(),
-                                    reason="needs sudo, the system's Python, and root that may make a namespace")
+needs_accounts = pytest.mark.skipif(
+    not may_mount() or shutil.which("sudo") is None or not Path(PYTHON).exists(),
+    reason="needs sudo, the system's Python, and root that may make a namespace",
+)
 LOGIN, OWNER = 61001, 61002
 BIND = """
 for name in passwd shadow sudoers; do mount --bind "$0/$name" /etc/$name || exit 1; done
@@ -479,10 +538,25 @@ class Shared:
         return path
 
     def start_server(self) -> subprocess.Popen:
-        argv = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups", f"{self.target.venv}/bin/python",
-                "-m", "sglang.launch_server", "--port", str(self.target.port)]
-        server = subprocess.Popen(argv, cwd=self.target.home, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL, start_new_session=True)
+        argv = [
+            "setpriv",
+            f"--reuid={OWNER}",
+            f"--regid={OWNER}",
+            "--clear-groups",
+            f"{self.target.venv}/bin/python",
+            "-m",
+            "sglang.launch_server",
+            "--port",
+            str(self.target.port),
+        ]
+        server = subprocess.Popen(
+            argv,
+            cwd=self.target.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         threading.Thread(target=server.wait, daemon=True).start()
         self.target.wait_answer()
         return server
@@ -536,12 +610,16 @@ def test_case_29_without_sudo(shared, ssh_config, tool):
 
 
 @needs_accounts
-@pytest.mark.parametrize(("rule", "venv"), [
-    ("login ALL=(ALL) ALL", True),  # with a password
-    pytest.param("# nothing for this account", True, marks=pytest.mark.long),
-    ("login ALL=(root) NOPASSWD: {venv}/bin/python", False),  # and the tool does not know of that interpreter
-    pytest.param("login ALL=(owner) NOPASSWD: {venv}/bin/python3", True, marks=pytest.mark.long),  # not as root
-], ids=["password", "not in sudoers", "another interpreter", "another account"])
+@pytest.mark.parametrize(
+    ("rule", "venv"),
+    [
+        ("login ALL=(ALL) ALL", True),  # with a password
+        pytest.param("# nothing for this account", True, marks=pytest.mark.long),
+        ("login ALL=(root) NOPASSWD: {venv}/bin/python", False),  # and the tool does not know of that interpreter
+        pytest.param("login ALL=(owner) NOPASSWD: {venv}/bin/python3", True, marks=pytest.mark.long),  # not as root
+    ],
+    ids=["password", "not in sudoers", "another interpreter", "another account"],
+)
 def test_case_29_what_sudo_refuses(shared, ssh_config, tool, rule, venv):
     """The message holds the line that sudoers lacks; with it, it works."""
     shared.allow("root ALL=(ALL) ALL", rule.format(venv=shared.target.venv))
@@ -569,6 +647,7 @@ def test_case_29_no_sudo_there(shared, ssh_config, tool):
 
 
 # ---------------------------------------------------------------- 30
+
 
 def behind(relay: Relay, server: Sshd) -> str:
     return f"Host gpu\n Port {relay.port}\n HostKeyAlias [127.0.0.1]:{server.port}\n"
@@ -606,8 +685,10 @@ def test_case_30_lost_in_the_upload(sshd, tree, tool, ssh_config, tmp_path):
     assert (tree / "sglang/srt/big.py").read_bytes() == big
 
 
-@pytest.mark.parametrize(("step", "state", "recovered"), [
-    ("rename:2", "pristine", "undone"), pytest.param("clean", "temperature", "finished", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("step", "state", "recovered"),
+    [("rename:2", "pristine", "undone"), pytest.param("clean", "temperature", "finished", marks=pytest.mark.long)],
+)
 def test_case_30_lost_during_the_renames(sshd, tree, tool, ssh_config, step, state, recovered):
     """The host ends what the lost session had started, as many do: the agent is killed at that step."""
     options = ("--host", "gpu", "--site-packages", tree, "--json")
@@ -634,7 +715,8 @@ def test_case_30_lost_while_the_host_commits_on(stub_host, sshd, ssh_config, too
         "import pathlib, time\n"
         f"if pathlib.Path({str(state / 'journal.json')!r}).exists():\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
-        f"    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n")
+        f"    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
+    )
     server = sshd(alias="gpu")
     options = ("--host", "gpu", "--config", stub_host.configure("gpu"), "--json")
     with Relay(server.port) as relay:
@@ -698,6 +780,7 @@ def test_case_31_a_slow_link(sshd, tree, tool, ssh_config):
 
 
 # ---------------------------------------------------------------- 32
+
 
 def test_case_32_hosts_differ(sshd, tree, tool, ssh_config, tmp_path):
     """A plan for each host, and none is touched unless all are good; `--keep-going` applies to those that are."""

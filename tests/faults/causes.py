@@ -159,6 +159,14 @@ def make_image(start: Path) -> None:
     sh("umount", mounted)
 
 
-CAUSES = {"SIGKILL": Killed, "channel cut": Fault, "client killed": Fault, "ENOSPC": NoSpace, "EROFS": ReadOnly,
-          "EBUSY": Busy, "EACCES": NoPermission, "changed file": Changed, "power loss": PowerLoss}
-
+CAUSES = {
+    "SIGKILL": Killed,
+    "channel cut": Fault,
+    "client killed": Fault,
+    "ENOSPC": NoSpace,
+    "EROFS": ReadOnly,
+    "EBUSY": Busy,
+    "EACCES": NoPermission,
+    "changed file": Changed,
+    "power loss": PowerLoss,
+}

@@ -143,7 +143,10 @@ class _Run:
         return subprocess.Popen(
             [sys.executable, "-m", "patcher", *self.job.argv, "--venv", str(self.fault.host), *options],
             env={**os.environ, "DDTREE_PATCH_SERIES_ROOT": str(self.series), **environment},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _over(self, striker: Striker) -> None:
         striker.end()
@@ -164,7 +167,8 @@ class _Run:
         if result.next_exit != 0:
             problems.append(f"the next command exits {result.next_exit}")
         promised = {"writing": ("undone", "old"), "committed": ("finished", "new")}.get(
-            result.journal, ("nothing", result.at_once))
+            result.journal, ("nothing", result.at_once)
+        )
         if (result.said, result.final) != promised:
             problems.append(f"the journal said {result.journal}, the next command {result.said}: {result.final}")
         if self.cell.fault == "changed file" and self.theirs and not look.has_their_line(self.installation):
@@ -182,9 +186,11 @@ class _Run:
             return [] if (result.exit, result.at_once) == (0, wanted) else [f"exit {result.exit}: {result.at_once}"]
         if lone or self.fault.fatal:
             return [] if result.exit == 3 else [f"exit {result.exit}, not 3"]
-        allowed = {0: (result.journal == "none" or self.left) and result.at_once == wanted,
-                   4: result.journal in ("none", "writing") and result.at_once == "old",
-                   8: result.journal != "none"}
+        allowed = {
+            0: (result.journal == "none" or self.left) and result.at_once == wanted,
+            4: result.journal in ("none", "writing") and result.at_once == "old",
+            8: result.journal != "none",
+        }
         if allowed.get(result.exit):
             return []
         return [f"exit {result.exit} with {result.at_once} files and journal {result.journal}: {result.what}"]

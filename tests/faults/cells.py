@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from patcher.agent.steps import STEPS, UNDO, UNDONE
 
 LOCK, UNLOCK = STEPS[0], STEPS[-1]
-DECIDED = STEPS[STEPS.index("decide") + 1:]  # from here on, what was begun is finished
+DECIDED = STEPS[STEPS.index("decide") + 1 :]  # from here on, what was begun is finished
 END = "end"  # after the reply; for power loss only: what was reported as done must be on disk
 FAULTS = ("SIGKILL", "channel cut", "client killed", "ENOSPC", "EROFS", "EBUSY", "EACCES", "changed file", "power loss")
 
@@ -36,13 +36,14 @@ class Job:
 JOBS = {
     "apply": Job("pristine", ("apply", "--no-restart"), ("pristine", "temperature"), STEPS, {"write": 5, "rename": 4}),
     "upgrade": Job("ddtree", ("apply", "--no-restart"), ("ddtree", "temperature"), STEPS, {"write": 3, "rename": 2}),
-    "revert": Job("temperature", ("revert", "--no-restart"), ("temperature", "pristine"), STEPS,
-                  {"write": 5, "rename": 4}),
+    "revert": Job(
+        "temperature", ("revert", "--no-restart"), ("temperature", "pristine"), STEPS, {"write": 5, "rename": 4}
+    ),
     # Any command recovers first. These begin where an apply was killed before and after its decision.
-    "recover, undoing": Job("half", ("status",), ("pristine", "temperature"), (LOCK, UNDO, UNDONE, UNLOCK), {UNDO: 5},
-                            commits=False),
-    "recover, finishing": Job("decided", ("status",), ("pristine", "temperature"), (LOCK, *DECIDED), {},
-                              commits=False),
+    "recover, undoing": Job(
+        "half", ("status",), ("pristine", "temperature"), (LOCK, UNDO, UNDONE, UNLOCK), {UNDO: 5}, commits=False
+    ),
+    "recover, finishing": Job("decided", ("status",), ("pristine", "temperature"), (LOCK, *DECIDED), {}, commits=False),
 }
 KILLED_AT = {"half": "import", "decided": "receipt"}  # how the two starts of recover are made
 
@@ -67,8 +68,12 @@ def thin() -> list[Cell]:
     once = {f"{step}:1" for step in (*STEPS, UNDO, UNDONE)}
     places = {("apply", "rename:3"), ("upgrade", "rename:2"), ("revert", "record:1"), ("recover, undoing", f"{UNDO}:3")}
     killed_in = ("apply", "recover, undoing")
-    return [cell for cell in whole() if (cell.fault == "SIGKILL" and cell.job in killed_in and cell.point in once)
-            or (cell.job, cell.point) in places]
+    return [
+        cell
+        for cell in whole()
+        if (cell.fault == "SIGKILL" and cell.job in killed_in and cell.point in once)
+        or (cell.job, cell.point) in places
+    ]
 
 
 def uncovered(cells: Iterable[Cell]) -> set[tuple[str, str]]:

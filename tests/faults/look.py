@@ -16,12 +16,15 @@ STATE_FILES = {"receipt.json", "history.jsonl", "state.json", "backups"}
 
 
 def state(installation: Installation, old: dict[str, Any], new: dict[str, Any], *, theirs: bool = False) -> str:
-    """"old" or "new" when every file of the package and RECORD is, else "mixed". theirs: but for the one changed."""
+    """ "old" or "new" when every file of the package and RECORD is, else "mixed". theirs: but for the one changed."""
     found = _files(installation)
     if theirs:
         found.pop(WORKER, None)
-    names = [name for name, files in (("old", old), ("new", new))
-             if found == {path: value for path, value in files.items() if not (theirs and path == WORKER)}]
+    names = [
+        name
+        for name, files in (("old", old), ("new", new))
+        if found == {path: value for path, value in files.items() if not (theirs and path == WORKER)}
+    ]
     return " and ".join(names) or "mixed"
 
 
@@ -31,8 +34,11 @@ def _files(installation: Installation) -> dict[str, Any]:
 
 def files_of(installation: Installation) -> dict[str, Any]:
     """Every file of site-packages but bytecode: its mode and sha256."""
-    return {path: value for path, value in installation.snapshot(compiled=False).items()
-            if value[1] not in ("directory", "compiled")}
+    return {
+        path: value
+        for path, value in installation.snapshot(compiled=False).items()
+        if value[1] not in ("directory", "compiled")
+    }
 
 
 def journal(installation: Installation) -> str:
@@ -66,10 +72,12 @@ def _litter_of_state(installation: Installation) -> list[str]:
     receipt = json.loads((installation.state / "receipt.json").read_bytes()) if "receipt.json" in names else None
     kept = {path.name for path in (installation.state / "backups").glob("*")}
     if kept != needed_backups(receipt):
-        found.append(f"backups: {len(kept - needed_backups(receipt))} too many, {len(needed_backups(receipt) - kept)} "
-                     "missing")
-    found += [f"damaged: {path}" for path in (installation.state / "backups").glob("*")
-              if sha(path.read_bytes()) != path.name]
+        found.append(
+            f"backups: {len(kept - needed_backups(receipt))} too many, {len(needed_backups(receipt) - kept)} missing"
+        )
+    found += [
+        f"damaged: {path}" for path in (installation.state / "backups").glob("*") if sha(path.read_bytes()) != path.name
+    ]
     return found
 
 

@@ -59,8 +59,10 @@ class Starts:
         (self.folder / "series").mkdir(parents=True)
         make_series(self.folder / "series/sglang-0.5.11")
         pristine = Installation.in_venv(self.folder / "pristine")
-        unchecked = "import py_compile as p, sys; p.compile(sys.argv[1], " \
-                    "invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)"
+        unchecked = (
+            "import py_compile as p, sys; p.compile(sys.argv[1], "
+            "invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)"
+        )
         subprocess.run([pristine.python, "-c", unchecked, str(pristine.site / ARGS)], check=True)
         self._go("pristine", "ddtree", self._request(pristine, "ddtree"))
         self._go("ddtree", "temperature", self._request(self.at("ddtree"), "temperature"))
@@ -92,8 +94,13 @@ class Starts:
         found = installation.ask("inspect", paths=sorted(series.files))
         plan = make_revert_plan(found, series) if stage == "pristine" else make_plan(series, stage, found)
         receipt = plan.receipt() and plan.receipt() | {"by": "tests"}
-        return {"op": "commit", "actions": plan.request(), "receipt": receipt,
-                "history": {"event": "apply", "to": stage}, "imports": plan.modules()}
+        return {
+            "op": "commit",
+            "actions": plan.request(),
+            "receipt": receipt,
+            "history": {"event": "apply", "to": stage},
+            "imports": plan.modules(),
+        }
 
     def _go(self, start: str, end: str, request: Mapping[str, Any], **environment: str) -> None:
         subprocess.run(["cp", "-a", self.folder / start, self.folder / end], check=True)

@@ -34,8 +34,9 @@ def as_text(results: Sequence[Result]) -> str:
     for job in JOBS:
         table = [["step", *FAULTS], *rows(results, job)]
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        lines += ["", job] + ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                              for row in table]
+        lines += ["", job] + [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
     return "\n".join([*lines, "", summary(results)])
 
 
@@ -49,10 +50,12 @@ def as_markdown(results: Sequence[Result]) -> str:
     """The page docs/fault-matrix.md, of a run of the whole matrix just now."""
     at_once = sum(result.at_once == "mixed" for result in results)
     lines = [
-        PAGE.strip(), "",
+        PAGE.strip(),
+        "",
         f"Run of {datetime.date.today().isoformat()} on {_machine()}: **{summary(results)}**.",
         f"Right after the fault, before the next command, the files were mixed in {at_once} cells, each with a journal",
-        "that said so.", "",
+        "that said so.",
+        "",
     ]
     for job in JOBS:
         lines += [f"## {job[0].upper()}{job[1:]}", ""]

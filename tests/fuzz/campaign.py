@@ -18,7 +18,7 @@ from tests.fuzz.series import check_series, damaged_series, original
 from tests.installations import STAGES, Installation, sha
 
 SERIES_EACH = 200  # damaged series made of one good one
-GIT_EACH = 40      # of the accepted damaged patches, every so many-th is given to git too
+GIT_EACH = 40  # of the accepted damaged patches, every so many-th is given to git too
 
 
 @dataclass
@@ -83,8 +83,10 @@ def fuzz_series(count: int, seed: int) -> Figures:
             figures.note(lambda good=good: _in_folder(good.files, good, scratch), f"series {seed} {at}")
             for number in range(min(SERIES_EACH, count - figures.cases)):
                 files = damaged_series(rng, good)
-                figures.note(lambda files=files, good=good: _in_folder(files, good, scratch),
-                             f"series {seed} {at} {number}: {files!r}")
+                figures.note(
+                    lambda files=files, good=good: _in_folder(files, good, scratch),
+                    f"series {seed} {at} {number}: {files!r}",
+                )
             shutil.rmtree(Path(scratch, "good"))
             at += 1
     return figures
@@ -100,13 +102,24 @@ def fuzz_replies(count: int, seed: int) -> Figures:
             tree = Installation.tree(Path(scratch, stage))
             if stage != "pristine":
                 request = tree.request(stage)
-                told = {"series": series.name, "package": "sglang", "version": "0.5.11", "by": "me", "tool": "1",
-                        "identity": series.identity(stage)}
+                told = {
+                    "series": series.name,
+                    "package": "sglang",
+                    "version": "0.5.11",
+                    "by": "me",
+                    "tool": "1",
+                    "identity": series.identity(stage),
+                }
                 request["receipt"] |= told
                 request["history"] = {"event": "apply"}
                 tree.ask("commit", **request)
-            committed = {"commit_time": 1.7e9, "record": "rewritten", "recovered": "nothing", "left": [],
-                         "read_back": {path: sha(data) for path, data in STAGES["temperature"].items()}}
+            committed = {
+                "commit_time": 1.7e9,
+                "record": "rewritten",
+                "recovered": "nothing",
+                "left": [],
+                "read_back": {path: sha(data) for path, data in STAGES["temperature"].items()},
+            }
             hosts.append(Replies(series, tree.site, committed))
         for number in range(count):
             again = f"{seed} {number}"

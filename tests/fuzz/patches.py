@@ -21,11 +21,30 @@ from tests.fuzz.damage import damaged
 
 PATHS = ("sglang/x.py", "sglang/y.py", "sglang/new.py")
 # Few distinct lines make repeated context likely; some look like a patch's own lines.
-LINES = (b"a", b"b", b"c", b"", b"    return", b"-", b"+x", b"-- ", b"@@ -1 +1 @@", b"\\ No", b"x\r", b"\f", b"\xff",
-         b"--- a/sglang/x.py", b"\xc2\x85", b" ", b"\x1b[2J")  # fmt: skip
+LINES = (
+    b"a",
+    b"b",
+    b"c",
+    b"",
+    b"    return",
+    b"-",
+    b"+x",
+    b"-- ",
+    b"@@ -1 +1 @@",
+    b"\\ No",
+    b"x\r",
+    b"\f",
+    b"\xff",
+    b"--- a/sglang/x.py",
+    b"\xc2\x85",
+    b" ",
+    b"\x1b[2J",
+)
 ENVIRONMENT = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-TOOLS = (["git", "apply", "--whitespace=nowarn", "-"],
-         ["patch", "-F0", "-p1", "--binary", "--force", "--no-backup-if-mismatch", "-s"])
+TOOLS = (
+    ["git", "apply", "--whitespace=nowarn", "-"],
+    ["patch", "-F0", "-p1", "--binary", "--force", "--no-backup-if-mismatch", "-s"],
+)
 Files = dict[str, bytes | None]
 
 
@@ -77,7 +96,7 @@ def preamble(rng: Random) -> bytes:
 
 
 def check_patch(case: PatchCase, ask_others: bool) -> str:
-    """"accepted" or "applied". Raises what the tool refuses with, or AssertionError where it is wrong."""
+    """ "accepted" or "applied". Raises what the tool refuses with, or AssertionError where it is wrong."""
     patches = parse(case.raw, "0001-x.patch")
     for patch in patches:
         stays_inside(patch.path)
@@ -113,8 +132,14 @@ def applied_by(tool: list[str], raw: bytes, old: Files, paths: set[str]) -> File
         for path, data in old.items():
             if data is not None:
                 (root / path).write_bytes(data)
-        done = subprocess.run(tool, cwd=root, input=raw, capture_output=True, check=False,
-                              env=ENVIRONMENT | {"GIT_CEILING_DIRECTORIES": str(root.parent)})
+        done = subprocess.run(
+            tool,
+            cwd=root,
+            input=raw,
+            capture_output=True,
+            check=False,
+            env=ENVIRONMENT | {"GIT_CEILING_DIRECTORIES": str(root.parent)},
+        )
         if done.returncode != 0:
             return None
         return {path: (root / path).read_bytes() if (root / path).is_file() else None for path in paths}

@@ -28,34 +28,97 @@ from patcher.team import alone
 from tests.fuzz.damage import damaged
 
 ODD: tuple[Any, ...] = (
-    None, True, 0, -1, 1.5, float("nan"), float("inf"), 1e300, 10**30, "", "x", "0" * 64, "\x1b[2J\x1b]0;owned\x07",
-    "\ud800", "../../etc/passwd", "a\0b", [], {}, [[]], [None], {"": None}, {"files": {}}, ["x"] * 3, "annotations",
-    "DdtreePatchError", "Sequence", "RollbackFailed", "%%%",
-)  # fmt: skip
-FRAMES = (b"", b"\xff" * 99, b"null", b"[]", b"1", b'"error"', b'{"error": 1}', b'{"error": {}}', b"[" * 100_000,
-          b'{"a": ' * 100_000, b"9" * 5000,
-          b'{"error": {"kind": "Any", "what": "", "where": "", "next": ""}}')  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    1e300,
+    10**30,
+    "",
+    "x",
+    "0" * 64,
+    "\x1b[2J\x1b]0;owned\x07",
+    "\ud800",
+    "../../etc/passwd",
+    "a\0b",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"files": {}},
+    ["x"] * 3,
+    "annotations",
+    "DdtreePatchError",
+    "Sequence",
+    "RollbackFailed",
+    "%%%",
+)
+FRAMES = (
+    b"",
+    b"\xff" * 99,
+    b"null",
+    b"[]",
+    b"1",
+    b'"error"',
+    b'{"error": 1}',
+    b'{"error": {}}',
+    b"[" * 100_000,
+    b'{"a": ' * 100_000,
+    b"9" * 5000,
+    b'{"error": {"kind": "Any", "what": "", "where": "", "next": ""}}',
+)
 LOOKS: tuple[Callable[[Session], Job], ...] = (
-    List, Status, History, Doctor, Verify, lambda session: Diff(session, ""),
+    List,
+    Status,
+    History,
+    Doctor,
+    Verify,
+    lambda session: Diff(session, ""),
     lambda session: Apply(session, ApplyOptions(dry_run=True)),
     lambda session: Revert(session, RevertOptions(dry_run=True)),
-)  # fmt: skip
+)
 CHANGES: tuple[Callable[[Session], Job], ...] = (
-    lambda session: Apply(session, ApplyOptions()), lambda session: Revert(session, RevertOptions()),
+    lambda session: Apply(session, ApplyOptions()),
+    lambda session: Revert(session, RevertOptions()),
 )
 INTERPRETER = {"executable": "/opt/v/bin/python3", "version": "3.11.7", "prefix": "/opt/v", "real_prefix": "/opt/v"}
-SERVER = {"pid": 77, "argv": ["python3", "-m", "sglang.launch_server", "--port", "30000", "--api-key", "s3cret"],
-          "exe": "/usr/bin/python3", "python": "/opt/v/bin/python3", "prefix": "/opt/v", "real_prefix": "/opt/v",
-          "listening": [30000], "sglang_root": None, "pycache_prefix": None, "start_time": 1.7e9,
-          "keeper": None}
+SERVER = {
+    "pid": 77,
+    "argv": ["python3", "-m", "sglang.launch_server", "--port", "30000", "--api-key", "s3cret"],
+    "exe": "/usr/bin/python3",
+    "python": "/opt/v/bin/python3",
+    "prefix": "/opt/v",
+    "real_prefix": "/opt/v",
+    "listening": [30000],
+    "sglang_root": None,
+    "pycache_prefix": None,
+    "start_time": 1.7e9,
+    "keeper": None,
+}
 WATCHED = {"pid": 77, "ticks": 7, "start_time": 1.7e9, "argv": SERVER["argv"], "cwd": "/", "log": None}
-SCRIPT = {"status": {"now": 1.8e9, "server": WATCHED, "listener": {"owner": "server", "process": None}},
-          "read_log": {"text": "", "offset": 0, "size": 0, "problem": None}}
+SCRIPT = {
+    "status": {"now": 1.8e9, "server": WATCHED, "listener": {"owner": "server", "process": None}},
+    "read_log": {"text": "", "offset": 0, "size": 0, "problem": None},
+}
 OP = {"path": "sgl_kernel.op", "problem": None}
-PROBE = {"versions": {"torch": "2.11.0"}, "driver": None, "cuda": None, "gpus": ["H200"], "imports": {"verify": OP},
-         "trees": {"trees": 1, "wrong": 0, "first_wrong": None}, "traps": {"a": {"as_known": True, "found": 1}},
-         "renorm": {"top_k": True}, "sglang_available": True, "sglang_problem": None, "torch_problem": None,
-         "problem": None}  # fmt: skip
+PROBE = {
+    "versions": {"torch": "2.11.0"},
+    "driver": None,
+    "cuda": None,
+    "gpus": ["H200"],
+    "imports": {"verify": OP},
+    "trees": {"trees": 1, "wrong": 0, "first_wrong": None},
+    "traps": {"a": {"as_known": True, "found": 1}},
+    "renorm": {"top_k": True},
+    "sglang_available": True,
+    "sglang_problem": None,
+    "torch_problem": None,
+    "problem": None,
+}
 
 
 class HostileHost(LocalConnection):

@@ -17,12 +17,40 @@ from tests.builders import inspection, make_series
 from tests.fuzz.damage import damaged
 from tests.fuzz.patches import Files, changed_files, edited, stays_inside
 
-TOML = (b"name = 1", b"x = 1979-99-99", b"n = " + b"9" * 5000, b"a = " + b"[" * 3000, b"[files]", b"[[stages]]", b"= 1",
-        b'package = ""', b'package = ".."', b'package = "os.path"', b"ops = [[]]", b"versions = []", b"files = []",
-        b'"\\ud800" = 1', b"stages = [1]", b"patches = [{}]", b"lines_sha256 = {}", b"x = 1e999",
-        b"x = nan")  # fmt: skip
-JSON = (b"[]", b"{}", b"null", b"[" * 3000, b'{"a": ' * 3000, b'{"sglang/x.py": 1}', b'{"sglang/x.py": "%%%"}', b"\xff",
-        b'{"sglang/x.py": "\\ud800"}', b"9" * 5000, b'{"sglang/x.py": "AAA="}')  # fmt: skip
+TOML = (
+    b"name = 1",
+    b"x = 1979-99-99",
+    b"n = " + b"9" * 5000,
+    b"a = " + b"[" * 3000,
+    b"[files]",
+    b"[[stages]]",
+    b"= 1",
+    b'package = ""',
+    b'package = ".."',
+    b'package = "os.path"',
+    b"ops = [[]]",
+    b"versions = []",
+    b"files = []",
+    b'"\\ud800" = 1',
+    b"stages = [1]",
+    b"patches = [{}]",
+    b"lines_sha256 = {}",
+    b"x = 1e999",
+    b"x = nan",
+)
+JSON = (
+    b"[]",
+    b"{}",
+    b"null",
+    b"[" * 3000,
+    b'{"a": ' * 3000,
+    b'{"sglang/x.py": 1}',
+    b'{"sglang/x.py": "%%%"}',
+    b"\xff",
+    b'{"sglang/x.py": "\\ud800"}',
+    b"9" * 5000,
+    b'{"sglang/x.py": "AAA="}',
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +110,7 @@ def _toml_value(rng: Random, text: bytes) -> bytes:
     if not values:
         return text
     value = rng.choice(values)
-    new = rng.choice((b"1", b"[]", b"{}", b'"absent"', b'"\\u001b[2J"', b"true", b'[1]', b'"../x"', b"1979-05-27"))
+    new = rng.choice((b"1", b"[]", b"{}", b'"absent"', b'"\\u001b[2J"', b"true", b"[1]", b'"../x"', b"1979-05-27"))
     return text[: value.start(1)] + new + text[value.end(1) :]
 
 

@@ -78,14 +78,23 @@ def random_call(
         call.next_token.append(next_token)
         call.next_sibling.append(next_sibling)
         call.depths.append(depth)
-        call.rows.append([
-            NanRow(vocabulary) if rng.random() < nan else _row(rng, vocabulary, _children(tokens, next_token,
-                                                                                          next_sibling, node), scratch)
-            for node in range(nodes)
-        ])  # fmt: skip
+        call.rows.append(
+            [
+                NanRow(vocabulary)
+                if rng.random() < nan
+                else _row(rng, vocabulary, _children(tokens, next_token, next_sibling, node), scratch)
+                for node in range(nodes)
+            ]
+        )
         # One coin in twenty is 0, which accepts also what has no mass, and one is 1.
-        call.coins.append([rng.choice([0, DENOMINATOR]) / DENOMINATOR if rng.random() < 0.1
-                           else rng.randint(1, DENOMINATOR) / DENOMINATOR for _ in range(nodes)])  # fmt: skip
+        call.coins.append(
+            [
+                rng.choice([0, DENOMINATOR]) / DENOMINATOR
+                if rng.random() < 0.1
+                else rng.randint(1, DENOMINATOR) / DENOMINATOR
+                for _ in range(nodes)
+            ]
+        )
         call.final_coins.append(rng.randrange(DENOMINATOR) / DENOMINATOR)
     deepest = max(call.depths)
     call.limit = rng.randint(1, deepest) if rng.random() < 0.3 else deepest
@@ -139,11 +148,7 @@ def expected(call: Call) -> tuple[list[int], list[list[int]], list[int]]:
     """(predicts, accept_index, accept_token_num) as the op must leave them, by the reference walk."""
     predicts, index, counts = [UNWRITTEN_TOKEN] * (len(call.tokens) * call.nodes), [], []
     for b, rows in enumerate(call.rows):
-        tree = {
-            "tokens": call.tokens[b],
-            "next_token": call.next_token[b],
-            "next_sibling": call.next_sibling[b],
-        }
+        tree = {"tokens": call.tokens[b], "next_token": call.next_token[b], "next_sibling": call.next_sibling[b]}
         accepted, emitted = reference_walk(tree, rows, call.coins[b], call.final_coins[b], call.limit)
         if len(accepted) == call.limit:  # the op does not read its scratch there
             rows = [row.clean() for row in rows]

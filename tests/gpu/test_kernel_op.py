@@ -12,11 +12,7 @@ from patcher.kernels import ops_of
 pytestmark = pytest.mark.gpu
 PROBED = 1000  # by the comparison that `verify` makes
 # (trees, vocabularies): few of the largest, whose rows take the walk longest.
-BANDS = [
-    (8700, (8, 9, 31, 64, 320, 1000)),
-    (1000, (4096, 8192, 32_000)),
-    (300, (128_256, 151_936, 163_840)),
-]
+BANDS = [(8700, (8, 9, 31, 64, 320, 1000)), (1000, (4096, 8192, 32_000)), (300, (128_256, 151_936, 163_840))]
 WIDTHS = (2, 3, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65)
 BATCHES = (1, 2, 3, 4, 7, 8, 16, 31, 32)
 

@@ -83,9 +83,16 @@ def test_equals_the_rules(kernels, vocab):
                 if not by_rank:
                     top_ks, top_ps = torch.full_like(top_ks, TOP_K_ALL), torch.ones_like(top_ps)
                 probs, failed = kernels.fused_target_probs(
-                    logits, temperatures, top_ks, top_ps, min_ps, rows_per_request=1, first_request=0,
-                    by_rank=by_rank, top_k_first=sequential,
-                )  # fmt: skip
+                    logits,
+                    temperatures,
+                    top_ks,
+                    top_ps,
+                    min_ps,
+                    rows_per_request=1,
+                    first_request=0,
+                    by_rank=by_rank,
+                    top_k_first=sequential,
+                )
                 expected, margin = rules(logits, temperatures, top_ks, top_ps, min_ps, sequential)
                 assert not failed.any()
                 torch.testing.assert_close(
@@ -104,9 +111,16 @@ def test_bad_rows_are_marked(kernels, by_rank):
     logits[0, 3], logits[1, 999], logits[2], logits[3, 0] = float("nan"), float("inf"), -float("inf"), float("nan")
     ones = torch.ones(6, device="cuda")
     probs, failed = kernels.fused_target_probs(
-        logits, ones, ones.int() * 9, ones * 0.9, ones * 0.01, rows_per_request=1, first_request=0,
-        by_rank=by_rank, top_k_first=False,
-    )  # fmt: skip
+        logits,
+        ones,
+        ones.int() * 9,
+        ones * 0.9,
+        ones * 0.01,
+        rows_per_request=1,
+        first_request=0,
+        by_rank=by_rank,
+        top_k_first=False,
+    )
     assert failed.tolist() == [True] * 4 + [False] * 2
     assert not probs[:4].any() and (probs[4:].sum(-1) > 0.99).all()
 
@@ -116,7 +130,14 @@ def test_the_same_row_gives_the_same_bits(kernels):
     logits = (torch.randn((8, 151_936), device="cuda") * 0.3).repeat(40, 1)
     ones = torch.ones(320, device="cuda")
     probs, _ = kernels.fused_target_probs(
-        logits, ones, ones.int() * 5000, ones * 0.9, ones * 0.0, rows_per_request=1, first_request=0,
-        by_rank=True, top_k_first=False,
-    )  # fmt: skip
+        logits,
+        ones,
+        ones.int() * 5000,
+        ones * 0.9,
+        ones * 0.0,
+        rows_per_request=1,
+        first_request=0,
+        by_rank=True,
+        top_k_first=False,
+    )
     assert all(torch.equal(probs[:8], part) for part in probs.view(40, 8, -1))

@@ -34,8 +34,10 @@ class Played:
     @property
     def ends(self) -> dict[str, str]:
         """Per server that was come to: changed, ok or failed."""
-        return {name: "failed" if int(unreachable) + int(failed) else "changed" if int(changed) else "ok"
-                for name, _, changed, unreachable, failed in RECAP.findall(self.text)}
+        return {
+            name: "failed" if int(unreachable) + int(failed) else "changed" if int(changed) else "ok"
+            for name, _, changed, unreachable, failed in RECAP.findall(self.text)
+        }
 
     def message(self, server: str) -> list[str]:
         """The lines that a reader is shown of this server."""
@@ -53,21 +55,37 @@ class Operator:
         self.started: list[subprocess.Popen] = []
         self.inventory = fleet.config.with_name("inventory.yml")
         self.environment = {
-            **os.environ, "HOME": str(home), "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
-            "LC_ALL": "C.UTF-8", "ANSIBLE_LOCALHOST_WARNING": "false", "ANSIBLE_NOCOLOR": "1"}
+            **os.environ,
+            "HOME": str(home),
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+            "LC_ALL": "C.UTF-8",
+            "ANSIBLE_LOCALHOST_WARNING": "false",
+            "ANSIBLE_NOCOLOR": "1",
+        }
 
     def take_in(self, names: Sequence[str]) -> None:
         """Write the inventory: one entry a host."""
-        self.inventory.write_text(json.dumps({"sglang": {
-            "hosts": dict.fromkeys(names), "vars": {"ddtree_patch_config": str(self.fleet.config)}}}))
+        self.inventory.write_text(
+            json.dumps(
+                {"sglang": {"hosts": dict.fromkeys(names), "vars": {"ddtree_patch_config": str(self.fleet.config)}}}
+            )
+        )
 
     def start(self, playbook: str, *options: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
         """As the leader of a process group, which Ctrl-C is sent to."""
-        self.started.append(subprocess.Popen(
-            [ANSIBLE, "--inventory", self.inventory, *options, PLAYBOOKS / playbook], cwd=self.home,
-            env={**self.environment, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)))
+        self.started.append(
+            subprocess.Popen(
+                [ANSIBLE, "--inventory", self.inventory, *options, PLAYBOOKS / playbook],
+                cwd=self.home,
+                env={**self.environment, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        )
         return self.started[-1]
 
     def stop(self) -> None:
@@ -120,7 +138,8 @@ def test_the_example_looks_applies_once_and_reverts(operator):
     nodes = [line for line in applied.message("kimi") if line.startswith("gpu")]
     assert [line.split(" applied ")[0] for line in nodes] == [f"gpu{n}: series sglang-0.5.11" for n in (3, 4)]
     assert "  not done: restart, smoke suite: no server is running; start it, then run ddtree-patch verify" in (
-        applied.message("gpu2"))
+        applied.message("gpu2")
+    )
 
     again = four.play("apply.yml")
     assert again.code == 0 and again.ends == dict.fromkeys(servers, "ok"), again.text

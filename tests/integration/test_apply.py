@@ -317,16 +317,18 @@ def test_a_flag_that_is_no_longer_in_the_settings_is_taken_off(stub_host, tool):
     options = ("--local", "--config", stub_host.configure("local", args=DDTREE | {"--stub-start-s": "0.1"}), "--json")
     assert tool("apply", *options).code == 0
     stub_host.configure("local", args=DDTREE)
-    assert "because service.args no longer make its --stub-start-s" in tool("apply", *options, "--dry-run").host[
-        "summary"]
+    assert (
+        "because service.args no longer make its --stub-start-s" in tool("apply", *options, "--dry-run").host["summary"]
+    )
     said = tool("apply", *options)
     assert said.code == 0 and "no longer make its --stub-start-s" in said.host["summary"]
     again = tool("apply", *options)
     assert again.host["summary"] == "already at stage temperature: nothing to change"
 
 
-@pytest.mark.parametrize(("args", "code"), [
-    ({"--stub-mode": "greedy"}, 7), pytest.param({"--stub-fail": True}, 6, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("args", "code"), [({"--stub-mode": "greedy"}, 7), pytest.param({"--stub-fail": True}, 6, marks=pytest.mark.long)]
+)
 def test_a_failed_server_s_log_is_named(stub_host, tool, args, code):
     stub_host.start_server()
     said = tool("apply", "--local", "--config", stub_host.configure("local", args=args), "--json")
@@ -341,8 +343,9 @@ def test_a_server_that_a_supervisor_keeps_running_is_refused(stub_host, tool, tm
     fake_runsv = tmp_path / "runsv"
     fake_runsv.symlink_to(os.path.realpath(sys.executable))
     server = [f"{stub_host.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(stub_host.port)]
-    keeper = subprocess.Popen([fake_runsv, "-I", "-S", "-c", f"import subprocess; subprocess.run({server})"],
-                              start_new_session=True)
+    keeper = subprocess.Popen(
+        [fake_runsv, "-I", "-S", "-c", f"import subprocess; subprocess.run({server})"], start_new_session=True
+    )
     try:
         stub_host.wait_answer()
         options = ("--local", "--config", stub_host.configure("local"), "--json")
@@ -434,11 +437,23 @@ def test_an_interrupt_while_waiting_exits_130_and_the_next_apply_goes_on(stub_ho
     """As an operator's Ctrl-C: the signal reaches the tool while it waits for a slow server."""
     stub_host.start_server()
     config = stub_host.configure("local", args={"--stub-start-s": "5"})
-    program = [sys.executable, "-c", "import sys; from patcher.cli import main; sys.exit(main())", "apply", "--local",
-               "--config", str(config)]
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; from patcher.cli import main; sys.exit(main())",
+        "apply",
+        "--local",
+        "--config",
+        str(config),
+    ]
     # What started these tests may ignore SIGINT, as a shell does for what it runs in the background; it is inherited.
-    run = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    run = subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     for line in run.stderr:
         if "waiting for the server to listen" in line:
             run.send_signal(signal.SIGINT)
@@ -451,5 +466,8 @@ def test_an_interrupt_while_waiting_exits_130_and_the_next_apply_goes_on(stub_ho
 
 
 def _hash_tree(root):
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }

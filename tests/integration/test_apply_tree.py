@@ -10,8 +10,11 @@ from builders import PRISTINE, STAGES, files_after, make_package, make_series
 
 def hashes(root: Path) -> dict[str, str]:
     """Every file below `root`, the state directory included."""
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(root.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
 
 
 def content(root: Path) -> dict[str, bytes | None]:
@@ -78,7 +81,10 @@ def test_status_says_what_is_installed(tree, tool):
     tool("apply", "--site-packages", tree)
     after = tool("status", "--site-packages", tree, "--json").host
     assert (after["state"], after["receipt_state"], after["receipt"]["stage"]) == (
-        "temperature", "valid", "temperature")
+        "temperature",
+        "valid",
+        "temperature",
+    )
     (tree / "sglang/srt/info.py").write_bytes(b"edited\n")
     edited = tool("status", "--site-packages", tree, "--json").host
     assert edited["state"] == "drift"
@@ -94,7 +100,8 @@ def test_status_of_a_drifted_tree_says_of_the_other_files_what_they_are(tree, to
     said = tool("status", "--site-packages", tree, "--json").host
     assert {f["path"]: f["state"] for f in said["files"]} == {
         f"sglang/srt/{name}.py": "unknown" if name == "worker" else stage
-        for name in ("args", "ddtree", "info", "worker")}
+        for name in ("args", "ddtree", "info", "worker")
+    }
 
 
 def test_history_tells_what_was_done(tree, tool):
@@ -137,8 +144,10 @@ def test_verify_fails_on_an_edited_file_and_on_a_tree_that_is_not_patched(tree, 
 def test_a_new_version_of_the_series_replaces_the_old_one(tree, tool, tmp_path):
     start = hashes(tree)
     tool("apply", "--site-packages", tree)
-    newer = {"ddtree": STAGES["ddtree"], "temperature": {
-        **STAGES["temperature"], "sglang/srt/info.py": b"def verify():\n    return 'exact'\n"}}
+    newer = {
+        "ddtree": STAGES["ddtree"],
+        "temperature": {**STAGES["temperature"], "sglang/srt/info.py": b"def verify():\n    return 'exact'\n"},
+    }
     make_series(tmp_path / "newer/sglang-0.5.11", stages=newer)
     (tmp_path / "series").rename(tmp_path / "older")
     (tmp_path / "newer").rename(tmp_path / "series")
@@ -213,8 +222,18 @@ def test_doctor_changes_nothing_and_finds_nothing_wrong(tree, tool):
 
 def test_every_command_gives_one_json_document_of_the_same_shape(tree, tool):
     tool("apply", "--site-packages", tree)
-    for command in ("list", "doctor", "diff", "apply", "verify", "status", "history", "restart", "smoke-test",
-                    "revert"):
+    for command in (
+        "list",
+        "doctor",
+        "diff",
+        "apply",
+        "verify",
+        "status",
+        "history",
+        "restart",
+        "smoke-test",
+        "revert",
+    ):
         said = tool(command, "--site-packages", tree, "--json")
         assert {"ok", "command", "tool", "exit_code", "hosts", "error"} <= set(json.loads(said.stdout)), command
         assert said.json["exit_code"] == said.code and said.json["ok"] is (said.code == 0), command

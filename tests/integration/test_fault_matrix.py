@@ -34,9 +34,11 @@ def test_the_agent_marks_the_listed_steps_and_no_other():
     for file in Path(agent.__file__).parent.glob("*.py"):
         for call in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "step":
-                marked |= {getattr(steps, word.id) if isinstance(word, ast.Name) else word.value
-                           for word in ast.walk(call.args[0]) if isinstance(word, (ast.Name, ast.Constant))
-                           and getattr(word, "id", "") in ("", "UNDO", "UNDONE")}
+                marked |= {
+                    getattr(steps, word.id) if isinstance(word, ast.Name) else word.value
+                    for word in ast.walk(call.args[0])
+                    if isinstance(word, (ast.Name, ast.Constant)) and getattr(word, "id", "") in ("", "UNDO", "UNDONE")
+                }
     assert marked - {"RECORD"} == set(LISTED)
 
 
@@ -51,8 +53,12 @@ def test_the_page_has_every_row():
 def run_matrix(folder: Path, which: str, *more: str) -> dict[str, dict]:
     """The cells' results, by name; the table goes to stdout."""
     found = folder / "results.json"
-    done = subprocess.run([sys.executable, "-m", "tests.faults.run", which, "--json", str(found), *more], cwd=ROOT,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.run", which, "--json", str(found), *more],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     print(done.stdout)
     assert found.exists(), done.stderr
     return {"{job} / {point} / {fault}".format(**result["cell"]): result for result in json.loads(found.read_bytes())}

@@ -22,8 +22,9 @@ def test_eight_hosts_one_drifted(fleet, tool):
     said = tool("apply", "--no-restart", *on_all(eight))
     assert said.code == 10 and eight.patched() == []
     assert codes(said) == dict.fromkeys(NAMES, 10) | {"gpu5": 4}
-    assert all("gpu5 could not be prepared" in host["error"]["what"]
-               for host in said.json["hosts"] if host["host"] != "gpu5")
+    assert all(
+        "gpu5 could not be prepared" in host["error"]["what"] for host in said.json["hosts"] if host["host"] != "gpu5"
+    )
 
     said = tool("apply", "--no-restart", "--keep-going", *on_all(eight))
     assert said.code == 10 and eight.patched() == [name for name in NAMES if name != "gpu5"]

@@ -50,6 +50,7 @@ def dial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dial]:
 
 # ---------------------------------------------------------------- programs and ports
 
+
 def test_what_a_program_leaves(sshd, dial: Dial):
     link = dial(sshd())
     done = link.run(["sh", "-c", 'cat; echo "$1" >&2; exit 3', "sh", "a 'b'; $HOME\n!"], input=b"in\r\n\0")
@@ -132,6 +133,7 @@ def test_noise_of_the_login(sshd, dial: Dial, tmp_path: Path):
 
 
 # ---------------------------------------------------------------- host keys
+
 
 def test_an_unknown_host_key_is_never_added(sshd, dial: Dial):
     server = sshd()
@@ -227,6 +229,7 @@ def test_a_key_of_another_type(sshd, dial: Dial, tmp_path: Path):
 
 # ---------------------------------------------------------------- keys of the user
 
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dial: Dial) -> Iterator[Callable[..., None]]:
     """A key agent; call it with a key, and its passphrase, to add that."""
@@ -262,8 +265,11 @@ def test_too_many_keys_are_told(sshd, dial: Dial, agent, tmp_path: Path):
 
 def test_an_encrypted_key_without_a_terminal(sshd, dial: Dial, agent):
     server = sshd()
-    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(server.client_key)], check=True,
-                   capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(server.client_key)],
+        check=True,
+        capture_output=True,
+    )
     with pytest.raises(AuthenticationProblem) as failure:
         dial(server)
     assert failure.value.next_step == f"unlock the key in an agent first: ssh-add {server.client_key}"
@@ -306,6 +312,7 @@ def test_an_agent_that_is_gone(sshd, dial: Dial, monkeypatch, tmp_path: Path):
 
 
 # ---------------------------------------------------------------- ways to the host
+
 
 def test_two_jumps(sshd, dial: Dial):
     outer, inner, goal = sshd(alias="outer"), sshd(alias="inner", address="127.0.0.2"), sshd(alias="goal")
@@ -355,20 +362,30 @@ while data := link.recv(65536): os.write(1, data)
 
 def test_a_proxy_command(sshd, dial: Dial, tmp_path: Path):
     server, relay = sshd(), write_relay(tmp_path)
-    link = dial(server, first=f"HostName elsewhere.invalid\nHostKeyAlias [127.0.0.1]:{server.port}\n"
-                              f"ProxyCommand python3 {relay} 127.0.0.1 %p 2>&1")
+    link = dial(
+        server,
+        first=f"HostName elsewhere.invalid\nHostKeyAlias [127.0.0.1]:{server.port}\n"
+        f"ProxyCommand python3 {relay} 127.0.0.1 %p 2>&1",
+    )
     assert len(link.run(["head", "-c", "3000000", "/dev/zero"]).stdout) == 3_000_000
     with pytest.raises(HostUnreachable, match="no SSH server answers"):
         dial(server, first="ProxyCommand false")
 
 
 def test_a_host_that_does_not_answer_leaves_no_trace_on_the_terminal(tmp_path: Path):
-    code = ("from patcher.config import HostSettings; from patcher.connection import connect\n"
-            "try: connect(HostSettings(name='gpu', address='gpu'))\nexcept Exception as error: print(error)")
+    code = (
+        "from patcher.config import HostSettings; from patcher.connection import connect\n"
+        "try: connect(HostSettings(name='gpu', address='gpu'))\nexcept Exception as error: print(error)"
+    )
     with Pages() as pages:
         (tmp_path / "config").write_text(f"Host gpu\n HostName 127.0.0.1\n Port {pages.port}\n")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                              env={**os.environ, "DDTREE_PATCH_SSH_CONFIG": str(tmp_path / "config")})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "DDTREE_PATCH_SSH_CONFIG": str(tmp_path / "config")},
+        )
     assert "no SSH server answers" in done.stdout
     assert done.stderr == ""
 
@@ -391,13 +408,16 @@ def test_hosts_that_do_not_answer(sshd, dial: Dial):
 
 # ---------------------------------------------------------------- connections that break
 
+
 def test_a_connection_lost_during_the_commit(sshd, dial: Dial, tmp_path: Path):
     """The agent is at its import check when sshd goes: it finishes what it began."""
     host = Installation.in_venv(tmp_path / "venv")
     started, go = tmp_path / "started", tmp_path / "go"
-    (host.site / "slow.py").write_text("import pathlib, time\n"
-                                       f"pathlib.Path({str(started)!r}).touch()\n"
-                                       f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n")
+    (host.site / "slow.py").write_text(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
+    )
     server = sshd()
     link = dial(server)
 
@@ -409,8 +429,11 @@ def test_a_connection_lost_during_the_commit(sshd, dial: Dial, tmp_path: Path):
     thread = threading.Thread(target=hang_up)
     thread.start()
     with pytest.raises(HostUnreachable, match="lost"):
-        call_agent(link, host.python, {"op": "commit", "package": "sglang", "site_packages": None,
-                                       **host.request("ddtree"), "imports": ["slow"]})
+        call_agent(
+            link,
+            host.python,
+            {"op": "commit", "package": "sglang", "site_packages": None, **host.request("ddtree"), "imports": ["slow"]},
+        )
     thread.join()
     assert host.ask("inspect")["lock"] is not None
     go.touch()
@@ -427,8 +450,17 @@ def test_a_connection_lost_during_the_upload(sshd, dial: Dial, tmp_path: Path):
     link = dial(sshd(), first=f"ProxyCommand python3 {write_relay(tmp_path)} %h %p 100000")
     request = host.request("ddtree")
     with pytest.raises(HostUnreachable):
-        call_agent(link, host.python, {"op": "commit", "package": "sglang", "site_packages": str(host.site), **request,
-                                       "padding": os.urandom(200_000).hex()})
+        call_agent(
+            link,
+            host.python,
+            {
+                "op": "commit",
+                "package": "sglang",
+                "site_packages": str(host.site),
+                **request,
+                "padding": os.urandom(200_000).hex(),
+            },
+        )
     assert host.is_stage("pristine")
     assert not host.state.exists()
     assert host.ask("recover")["recovered"] == "nothing"

@@ -50,8 +50,21 @@ def test_what_had_the_space_to_come_has_the_space_to_go(tmp_path: Path, kilobyte
         head -c $(( (free - {kilobytes}) * 1024 )) /dev/zero > {mounted}/filler
         exec "$@" """
     done = host.connection.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", APPLY_AND_REVERT, str(inside.site),
-         str(mounted), *requests])
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            sys.executable,
+            "-c",
+            APPLY_AND_REVERT,
+            str(inside.site),
+            str(mounted),
+            *requests,
+        ]
+    )
     assert done.rc == 0, done.stderr.decode()
     applied, reverted = json.loads(done.stdout)
     assert reverted == ("done" if applied == "done" else "not tried"), (applied, reverted)

@@ -12,7 +12,7 @@ from patcher.agent.steps import STEPS
 from patcher.errors import Conflict, Drift, HostUnreachable, RollbackFailed
 from tests.installations import Installation, Through, may_mount
 
-AFTER_DECISION = STEPS[STEPS.index("receipt"):]  # killed before one of these, a commit is finished
+AFTER_DECISION = STEPS[STEPS.index("receipt") :]  # killed before one of these, a commit is finished
 UNTOUCHED = ("lock", "check", "backup", "journal", "unlock")  # killed before one of these, there is nothing to do
 JOBS = {"apply": ("pristine", "ddtree"), "upgrade": ("ddtree", "temperature"), "revert": ("temperature", "pristine")}
 CHANGED = {"apply": 3, "upgrade": 2, "revert": 4}  # files of the package that each job changes
@@ -241,8 +241,10 @@ def test_a_full_disk_leaves_the_old_files(installed, tmp_path: Path, kilobytes: 
     assert after.ask("recover")["recovered"] in ("nothing", "undone")
     assert after.leftovers() == []
     if expected == "temperature":
-        assert after.snapshot(compiled=False) == {**old, **{
-            path: value for path, value in after.snapshot(compiled=False).items() if path.endswith(".pyc")}}
+        assert after.snapshot(compiled=False) == {
+            **old,
+            **{path: value for path, value in after.snapshot(compiled=False).items() if path.endswith(".pyc")},
+        }
     else:
         assert after.snapshot() == installed["pristine"].snapshot()
 

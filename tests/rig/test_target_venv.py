@@ -25,8 +25,11 @@ def test_copy_has_its_own_sglang_and_shares_the_rest(target_venv, target_copy):
     )
     own, shared = site_packages(target_copy), site_packages(target_venv)
     assert done.stdout.split("\n")[:4] == [
-        str(target_copy), str(own / "sglang/__init__.py"), str(shared / "torch/__init__.py"), "0.5.11",
-    ]  # fmt: skip
+        str(target_copy),
+        str(own / "sglang/__init__.py"),
+        str(shared / "torch/__init__.py"),
+        "0.5.11",
+    ]
     server_args = "sglang/srt/server_args.py"
     assert not (own / server_args).samefile(shared / server_args)
 

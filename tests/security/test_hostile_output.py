@@ -80,19 +80,36 @@ def test_an_answer_without_an_end_is_refused(monkeypatch):
         server.server_close()
 
 
-@pytest.mark.parametrize("body", [b"[" * 200_000, b"[]", b"\xff", b'{"internal_states": 1}',
-                                  b'{"internal_states": [1]}',
-                                  b'{"internal_states": [{"ddtree_patch": []}]}', b'{"speculative_algorithm": []}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b"[]",
+        b"\xff",
+        b'{"internal_states": 1}',
+        b'{"internal_states": [1]}',
+        b'{"internal_states": [{"ddtree_patch": []}]}',
+        b'{"speculative_algorithm": []}',
+    ],
+)
 def test_answers_of_another_form(monkeypatch, body):
     monkeypatch.setattr(SglangClient, "_request", lambda *arguments: body)
     with pytest.raises(ServerBroke):
         SglangClient(LocalConnection(), "127.0.0.1", 1).server_info()
 
 
-@pytest.mark.parametrize("answer", [
-    {}, {"meta_info": 1}, {"meta_info": {}, "output_ids": "12"}, {"meta_info": {}, "output_ids": [{}]},
-    {"meta_info": {}, "text": []}, {"meta_info": {"completion_tokens": "many"}}, {"meta_info": {"spec_verify_ct": []}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"meta_info": 1},
+        {"meta_info": {}, "output_ids": "12"},
+        {"meta_info": {}, "output_ids": [{}]},
+        {"meta_info": {}, "text": []},
+        {"meta_info": {"completion_tokens": "many"}},
+        {"meta_info": {"spec_verify_ct": []}},
+    ],
+)
 def test_generations_of_another_form(monkeypatch, answer):
     monkeypatch.setattr(SglangClient, "_request", lambda *arguments: json.dumps(answer).encode())
     with pytest.raises(ServerBroke, match="makes no sense"):
@@ -128,11 +145,18 @@ def test_no_control_character_reaches_a_report():
 def outcomes() -> list[Outcome]:
     """Host text in every place that a host's text can come to."""
     error = RollbackFailed(ESCAPES, commands=[ESCAPES], where=ESCAPES, next_step=ESCAPES, detail=f"{ESCAPES}\n" * 3)
-    host = HostResult("h", summary=ESCAPES, error=error, not_done=[ESCAPES], data={
-        "facts": {ESCAPES: ESCAPES, "list": [ESCAPES]}, "lines": [{"who": ESCAPES}],
-        "files": [{"path": ESCAPES, "state": ESCAPES, "sha256": ESCAPES}],
-        "checks": [{"name": "answers", "passed": False, "detail": ESCAPES}],
-    })
+    host = HostResult(
+        "h",
+        summary=ESCAPES,
+        error=error,
+        not_done=[ESCAPES],
+        data={
+            "facts": {ESCAPES: ESCAPES, "list": [ESCAPES]},
+            "lines": [{"who": ESCAPES}],
+            "files": [{"path": ESCAPES, "state": ESCAPES, "sha256": ESCAPES}],
+            "checks": [{"name": "answers", "passed": False, "detail": ESCAPES}],
+        },
+    )
     with host.step("look") as step:
         step.detail = ESCAPES
     without = HostResult("h", error=error)

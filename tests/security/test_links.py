@@ -27,8 +27,13 @@ def look(folder: Path) -> dict[str, tuple]:
     found = {}
     for path in sorted(folder.rglob("*")):
         info = path.lstat()
-        found[str(path.relative_to(folder))] = (info.st_uid, info.st_gid, info.st_mode, info.st_nlink,
-                                                path.read_bytes() if path.is_file() else None)
+        found[str(path.relative_to(folder))] = (
+            info.st_uid,
+            info.st_gid,
+            info.st_mode,
+            info.st_nlink,
+            path.read_bytes() if path.is_file() else None,
+        )
     return found
 
 
@@ -121,9 +126,10 @@ def test_state_of_another_account_is_refused(tree: Installation, name: str):
     assert tree.is_stage("ddtree")
 
 
-@pytest.mark.parametrize(("folder", "mode", "told"), [
-    ("sglang/srt", 0o777, True), (".", 0o777, True), ("sglang", 0o1777, False), ("sglang", 0o755, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("folder", "mode", "told"),
+    [("sglang/srt", 0o777, True), (".", 0o777, True), ("sglang", 0o1777, False), ("sglang", 0o755, False)],
+)
 def test_directories_that_anyone_may_write_are_named(tree: Installation, folder: str, mode: int, told: bool):
     place = tree.site / folder
     place.chmod(mode)

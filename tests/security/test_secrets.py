@@ -24,12 +24,20 @@ def test_command_lines_are_shown_without_them(flag):
         assert KEY not in describe_process({"pid": 1, "listening": [], "argv": argv})
 
 
-@pytest.mark.parametrize("line", [
-    f"server_args=ServerArgs(model_path='m', api_key='{KEY}', tp_size=2)", f"api_key={KEY}, tp_size=2",
-    f"admin_api_key=\"{KEY}\", tp_size=2", f"python --api-key {KEY} --tp_size=2", f"--api-key={KEY} tp_size=2",
-    f"Authorization: Bearer {KEY} tp_size=2", f"{{'authorization': 'Bearer {KEY}'}} tp_size=2",
-    f"ssl_keyfile_password: '{KEY}' tp_size=2", f'{{"api_key": "{KEY}"}} tp_size=2',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"server_args=ServerArgs(model_path='m', api_key='{KEY}', tp_size=2)",
+        f"api_key={KEY}, tp_size=2",
+        f'admin_api_key="{KEY}", tp_size=2',
+        f"python --api-key {KEY} --tp_size=2",
+        f"--api-key={KEY} tp_size=2",
+        f"Authorization: Bearer {KEY} tp_size=2",
+        f"{{'authorization': 'Bearer {KEY}'}} tp_size=2",
+        f"ssl_keyfile_password: '{KEY}' tp_size=2",
+        f'{{"api_key": "{KEY}"}} tp_size=2',
+    ],
+)
 def test_log_tails_are_shown_without_them(line):
     assert KEY not in without_secrets(line) and "tp_size=2" in without_secrets(line)
 

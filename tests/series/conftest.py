@@ -65,11 +65,24 @@ def inside(
         "SERIES_IDENTITY": series.identity("temperature"),
     }
     done = subprocess.run(
-        [patched_venv / "bin/python", "-m", "pytest", "-c", "pytest.ini", "--confcutdir", ".", f"--junitxml={report}",
-         *dict.fromkeys(files)],
-        cwd=INSIDE, env={**os.environ, **server.ENVIRONMENT, **told},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        [
+            patched_venv / "bin/python",
+            "-m",
+            "pytest",
+            "-c",
+            "pytest.ini",
+            "--confcutdir",
+            ".",
+            f"--junitxml={report}",
+            *dict.fromkeys(files),
+        ],
+        cwd=INSIDE,
+        env={**os.environ, **server.ENVIRONMENT, **told},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     # 0: all passed, 1: some failed. Anything else is no answer: the run itself went wrong.
     assert done.returncode in (0, 1), done.stdout
     return _read(report)

@@ -102,12 +102,14 @@ class Rows:
     def after(self, context: tuple[int, ...]) -> list[float]:
         """Log-probability of each token id at temperature 1."""
         if context not in self.known:
-            status, answer = self.server.ask({
-                "input_ids": list(context),
-                "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
-                "return_logprob": True,
-                "top_logprobs_num": VOCABULARY,
-            })  # fmt: skip
+            status, answer = self.server.ask(
+                {
+                    "input_ids": list(context),
+                    "sampling_params": {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+                    "return_logprob": True,
+                    "top_logprobs_num": VOCABULARY,
+                }
+            )
             assert status == 200, answer
             row = [-math.inf] * VOCABULARY
             for logprob, token, _ in answer["meta_info"]["output_top_logprobs"][0]:

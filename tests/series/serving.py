@@ -42,18 +42,37 @@ def make_pair_with_tokenizer(directory: Path) -> Path:
     vocabulary = {token: number for number, token in enumerate(special)}
     vocabulary |= {character: byte + 4 for byte, character in enumerate(_byte_characters())}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "post_processor": None,
         "added_tokens": [
-            {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True}
+            {
+                "id": number,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for number, token in enumerate(special)
         ],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "vocab": vocabulary, "merges": []},
-    }  # fmt: skip
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": vocabulary,
+            "merges": [],
+        },
+    }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (directory / "target/tokenizer.json").write_text(json.dumps(tokenizer))
     (directory / "target/tokenizer_config.json").write_text(json.dumps(config))

@@ -31,9 +31,17 @@ END_OF_TEXT = 2
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 # So many tokens of KV that the long prompts cannot all be finished at once, and admission that thinks of prompts alone.
 EXTRA = (
-    "--speculative-ddtree-budget", "16", "--speculative-ddtree-topk", "4", "--max-running-requests", "16",
-    "--max-total-tokens", "2560", "--schedule-conservativeness", "0",
-)  # fmt: skip
+    "--speculative-ddtree-budget",
+    "16",
+    "--speculative-ddtree-topk",
+    "4",
+    "--max-running-requests",
+    "16",
+    "--max-total-tokens",
+    "2560",
+    "--schedule-conservativeness",
+    "0",
+)
 
 
 @pytest.fixture(scope="module")

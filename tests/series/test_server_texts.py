@@ -17,11 +17,14 @@ def servers(reference, patched_venv, pair, tmp_path_factory):
     logs = tmp_path_factory.mktemp("texts")
     started = {
         name: Server(
-            patched_venv, logs / f"{name}.log", algorithm="DDTREE", models=pair,
+            patched_venv,
+            logs / f"{name}.log",
+            algorithm="DDTREE",
+            models=pair,
             extra=["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk", str(topk)],
         )
         for name, (budget, topk) in SHAPES.items()
-    }  # fmt: skip
+    }
     with running(*started.values()):
         yield started
 

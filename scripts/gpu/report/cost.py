@@ -53,32 +53,44 @@ def cost(document: dict, *earlier: dict) -> Section:
         section.lines += _ratios(before["result"])
     for name in servers:
         errors = [_over_greedy(steps[name], *key)[1] for key in steps[name] if not key[1].startswith("T=0")]
-        section.rows.append((
-            f"{UNDISTURBED}: {name}", f"{len(errors)} modes and batch sizes",
-            f"standard error of a ratio <= {UNSURE:.0%} in the median, or no time here is a verdict",
-            f"median {statistics.median(errors):.1%}, at most {max(errors):.1%}", statistics.median(errors) <= UNSURE,
-        ))  # fmt: skip
+        section.rows.append(
+            (
+                f"{UNDISTURBED}: {name}",
+                f"{len(errors)} modes and batch sizes",
+                f"standard error of a ratio <= {UNSURE:.0%} in the median, or no time here is a verdict",
+                f"median {statistics.median(errors):.1%}, at most {max(errors):.1%}",
+                statistics.median(errors) <= UNSURE,
+            )
+        )
     for name in ("ddtree", "dflash"):
         found = steps.get(name, {})
         for mode in dict.fromkeys(mode for _, mode in found if mode.startswith("T=1")):
             ratios = {batch: _over_greedy(found, batch, mode)[0] for batch, m in found if m == mode}
             limit = ALONE if mode == "T=1" else COMBINED
-            section.rows.append((
-                f"sampled / greedy step: {name}, {mode}", f"{found[next(iter(ratios)), mode]['n']} steps a batch size",
-                f"<= {limit}", ", ".join(f"batch {b} {ratio:.3f}" for b, ratio in ratios.items()),
-                max(ratios.values()) <= limit,
-            ))  # fmt: skip
+            section.rows.append(
+                (
+                    f"sampled / greedy step: {name}, {mode}",
+                    f"{found[next(iter(ratios)), mode]['n']} steps a batch size",
+                    f"<= {limit}",
+                    ", ".join(f"batch {b} {ratio:.3f}" for b, ratio in ratios.items()),
+                    max(ratios.values()) <= limit,
+                )
+            )
     _kernels_time(section, result)
     patched, stock = steps.get("dflash", {}), steps.get("dflash-stock", {})
     for mode in ("T=1 top_k", "T=1 top_p", "T=1 top_p, peaked", "T=1 top_k top_p, peaked"):
         both = [batch for batch, m in stock if m == mode and (batch, m) in patched]
         added = {b: [_over_greedy(found, b, mode)[0] - 1 for found in (patched, stock)] for b in both}
         if added:
-            section.rows.append((
-                f"DFLASH, what {mode} adds to a greedy step", "as above", "less than in the release",
-                "; ".join(f"batch {b} {one:+.1%}, release {other:+.1%}" for b, (one, other) in added.items()),
-                all(one < other for one, other in added.values()),
-            ))  # fmt: skip
+            section.rows.append(
+                (
+                    f"DFLASH, what {mode} adds to a greedy step",
+                    "as above",
+                    "less than in the release",
+                    "; ".join(f"batch {b} {one:+.1%}, release {other:+.1%}" for b, (one, other) in added.items()),
+                    all(one < other for one, other in added.values()),
+                )
+            )
     for name in servers:
         if stopped := result[name].get("stopped_answering"):
             section.lines += [
@@ -100,16 +112,22 @@ def _kernels_time(section: Section, result: dict) -> None:
     greedy = {row["batch"]: row["step_ms"] for row in result["ddtree"]["steps"] if row["mode"] == "T=0"}
     decide = {
         (row["mode"], row["batch"]): row["parts"]["decide"]["gpu_ms"]
-        for row in result["ddtree"]["parts"] if row["parts"].get("decide", {}).get("gpu_ms") is not None
-    }  # fmt: skip
+        for row in result["ddtree"]["parts"]
+        if row["parts"].get("decide", {}).get("gpu_ms") is not None
+    }
     for mode in dict.fromkeys(mode for mode, _ in decide if mode.startswith("T=1")):
         base = "T=0, peaked" if mode.endswith("peaked") else "T=0"
         added = {batch: (decide[mode, batch] - decide[base, batch]) / greedy[batch] for m, batch in decide if m == mode}
         limit = (ALONE if mode == "T=1" else COMBINED) - 1
-        section.rows.append((
-            f"kernels that {mode} adds to a greedy step: ddtree", "13 steps a batch size", f"<= {limit:.0%}",
-            ", ".join(f"batch {batch} {share:.1%}" for batch, share in added.items()), max(added.values()) <= limit,
-        ))  # fmt: skip
+        section.rows.append(
+            (
+                f"kernels that {mode} adds to a greedy step: ddtree",
+                "13 steps a batch size",
+                f"<= {limit:.0%}",
+                ", ".join(f"batch {batch} {share:.1%}" for batch, share in added.items()),
+                max(added.values()) <= limit,
+            )
+        )
 
 
 def _hanging(section: Section, served: dict) -> None:
@@ -130,21 +148,25 @@ def _hanging(section: Section, served: dict) -> None:
 def renorm(document: dict) -> Section:
     result = document["result"]
     stopped = result["did not end"]
-    return opened("6c. Where the release's top-p does not end", document,
+    return opened(
+        "6c. Where the release's top-p does not end",
+        document,
         f"`top_p_renorm_prob` of the release, alone, on {result['rows']} rows of {result['columns']} probabilities "
         f"with top_p {result['top_p']}, as top-k leaves them of normal logits with a given standard deviation, rounded "
         f"to bfloat16. It ended at {', '.join(f'{spread:g}' for spread in result['ended']) or 'none'}"
         + ("." if stopped is None else f"; at {stopped:g} it did not, in the {result['seconds']:.0f} s of its process.")
         + " Stock DFLASH calls it for requests with both top_k and top_p; the patched release does not.",
-    )  # fmt: skip
+    )
 
 
 def _ratios(result: dict) -> list[str]:
     """Greedy steps in milliseconds, and what the ways to sample take over them."""
     found = {
         (name, row["batch"], row["mode"]): row
-        for name, of_server in result.items() if isinstance(of_server, dict) for row in of_server.get("steps", [])
-    }  # fmt: skip
+        for name, of_server in result.items()
+        if isinstance(of_server, dict)
+        for row in of_server.get("steps", [])
+    }
     modes = dict.fromkeys(mode for _, _, mode in found if mode.startswith("T=1"))
     rows = []
     for name, batch in dict.fromkeys((name, batch) for name, batch, _ in found):
@@ -184,19 +206,28 @@ def _parts(section: Section, result: dict, servers: list[str]) -> None:
                 found = row["parts"]
                 if row["mode"] == "T=0" and {"build", "mask"} <= set(found) and found["build"]["gpu_ms"] is not None:
                     us = 1e3 * (found["build"]["gpu_ms"] + found["mask"]["gpu_ms"])
-                    section.rows.append((
-                        f"build + compile, batch {row['batch']}, budget {result['budget']}", f"{row['n']} steps",
-                        "<= 120 us for a batch up to 32 at budget 64", f"{us:.0f} us", us <= 120,
-                    ))  # fmt: skip
+                    section.rows.append(
+                        (
+                            f"build + compile, batch {row['batch']}, budget {result['budget']}",
+                            f"{row['n']} steps",
+                            "<= 120 us for a batch up to 32 at budget 64",
+                            f"{us:.0f} us",
+                            us <= 120,
+                        )
+                    )
         syncs = result[name]["syncs_before_commit"]
         if name == "ddtree" and "dflash" in servers:
             places = sorted({place for found in syncs.values() for place in found})
             own = {place for found in result["dflash"]["syncs_before_commit"].values() for place in found}
-            section.rows.append((
-                "where the host waits for the GPU before the commit: ddtree", f"{len(syncs)} modes",
-                "nowhere but where the chain's draft does, too",
-                ", ".join(place.rpartition("/")[2] for place in places) or "nowhere", own.issuperset(places),
-            ))  # fmt: skip
+            section.rows.append(
+                (
+                    "where the host waits for the GPU before the commit: ddtree",
+                    f"{len(syncs)} modes",
+                    "nowhere but where the chain's draft does, too",
+                    ", ".join(place.rpartition("/")[2] for place in places) or "nowhere",
+                    own.issuperset(places),
+                )
+            )
         if syncs:
             until = "before the commit" if name == "ddtree" else "in the whole step"
             section.lines += [f"{name}: where the host waits for the GPU {until}, times a step:", ""]
@@ -225,6 +256,11 @@ def _first_use(section: Section, result: dict, servers: list[str]) -> None:
         stalls = {m: times[0] - min(times[1:]) for m, times in result["ddtree"]["first_use_s"].items()}
         worst = max(stalls, key=stalls.get)
         section.rows.append(
-            ("no first-use stall", f"{len(stalls)} combinations", "< 1 s", f"{stalls[worst]:.2f} s ({worst})",
-             stalls[worst] < 1)
-        )  # fmt: skip
+            (
+                "no first-use stall",
+                f"{len(stalls)} combinations",
+                "< 1 s",
+                f"{stalls[worst]:.2f} s ({worst})",
+                stalls[worst] < 1,
+            )
+        )

@@ -8,18 +8,25 @@ _TREE_GOAL = 120  # microseconds for build and compile of a whole batch of up to
 def tree(document: dict) -> Section:
     """Build and compile, and the draft's top-k, which is reported apart."""
     result = document["result"]
-    section = opened("6a. Tree and draft candidates alone", document,
+    section = opened(
+        "6a. Tree and draft candidates alone",
+        document,
         f"GPU microseconds, depth {result['depth']}, topk {result['topk']}, budget {result['budget']}, vocabulary "
         f"{result['vocabulary']:,}, prefixes of {result['prefix']:,} tokens: the kernels, and the torch operations "
         "that they replaced, in one run. `top-k` includes the norm over the vocabulary; `torch.topk` stands alone.",
-    )  # fmt: skip
+    )
     cases = {(row["case"], row["bs"]): row for row in result["results"]}
     sizes = sorted({bs for _, bs in cases})
     worst = max(cases["tree_case", bs]["kernels"]["gpu"] for bs in sizes)
     section.rows.append(
-        ("build, compile and mask of a batch", f"batches {sizes[0]} to {sizes[-1]}, median of {result['runs']}",
-         f"<= {_TREE_GOAL} us", f"at most {worst:.0f} us", worst <= _TREE_GOAL)
-    )  # fmt: skip
+        (
+            "build, compile and mask of a batch",
+            f"batches {sizes[0]} to {sizes[-1]}, median of {result['runs']}",
+            f"<= {_TREE_GOAL} us",
+            f"at most {worst:.0f} us",
+            worst <= _TREE_GOAL,
+        )
+    )
     section.lines += table(
         ("batch", "tree + mask, torch", "kernels", "ratio", "top-k, torch", "torch.topk", "kernels", "ratio"),
         [
@@ -39,17 +46,27 @@ def tree(document: dict) -> Section:
 def target_probs(document: dict) -> Section:
     """The target distribution, beside the torch operations and a plain argmax."""
     result = document["result"]
-    section = opened("6b. The target distribution alone", document,
+    section = opened(
+        "6b. The target distribution alone",
+        document,
         f"GPU microseconds for {result['nodes']} rows a request, vocabulary {result['vocab']:,}, median of "
         f"{result['runs']} runs of {result['calls_a_run']} calls. `flat` and `peaked` logits are rounded as a "
         "model's, `smooth` ones are not; a flat nucleus of most of the vocabulary is the worst case.",
-    )  # fmt: skip
+    )
     section.lines += table(
         ("batch", "logits", "setting", "argmax", "kernel", "above argmax", "torch", "torch / kernel"),
         [
-            (row["bs"], row["logits"], row["setting"], row["argmax"]["gpu"], row["kernel"]["gpu"],
-             row["gpu_above_argmax"], row["torch"]["gpu"], row["torch_over_kernel"])
+            (
+                row["bs"],
+                row["logits"],
+                row["setting"],
+                row["argmax"]["gpu"],
+                row["kernel"]["gpu"],
+                row["gpu_above_argmax"],
+                row["torch"]["gpu"],
+                row["torch_over_kernel"],
+            )
             for row in result["rows"]
         ],
-    )  # fmt: skip
+    )
     return section

@@ -45,10 +45,15 @@ def section(name: str, document: dict) -> Section:
             found.rows.append((f"{name}: {step}", "", "exit 0", f"exit {value['exit']}", value["exit"] == 0))
         if "batch_steps" in value:
             wanted = thresholds["steps"]
-            found.rows.append((
-                f"{name}: decode steps", f"{len(rows)} servers", f">= {wanted:,}",
-                f"{value['batch_steps']:,}", value["batch_steps"] >= wanted,
-            ))  # fmt: skip
+            found.rows.append(
+                (
+                    f"{name}: decode steps",
+                    f"{len(rows)} servers",
+                    f">= {wanted:,}",
+                    f"{value['batch_steps']:,}",
+                    value["batch_steps"] >= wanted,
+                )
+            )
         if "different" in value:
             different = value["different"]
             said = f"{different} of {value['files']:,}"

@@ -36,10 +36,15 @@ def op(document: dict) -> Section:
     ):
         of_file = [outcome for outcome, file in outcomes if file == name]
         good = of_file.count("PASSED")
-        section.rows.append((
-            what, n, "every test", f"{good} of {len(of_file)} tests" if of_file else "not run",
-            good == len(of_file) > 0,
-        ))  # fmt: skip
+        section.rows.append(
+            (
+                what,
+                n,
+                "every test",
+                f"{good} of {len(of_file)} tests" if of_file else "not run",
+                good == len(of_file) > 0,
+            )
+        )
     if not covered:
         section.missing.append("the op at N above 17 and vocabularies above 320")
     return section
@@ -80,11 +85,15 @@ def greedy(document: dict) -> Section:
             p = float(stats.fisher_exact(counts, alternative="greater").pvalue)
             largest = max((parted["margin"] for parted in row["parted"]), default=0.0)
             passed = p > 0.01 and largest < NEAR_TIE
-            section.rows.append((
-                f"greedy: {server}, batch {batch}", f"{row['prompts']} x {row['tokens']}",
-                f"no more differ than of stock DFLASH (Fisher p > 0.01); margins < {NEAR_TIE}",
-                f"{row['differing']} against {yardstick['differing']}, p {p:.2g}, margin <= {largest:.3f}", passed,
-            ))  # fmt: skip
+            section.rows.append(
+                (
+                    f"greedy: {server}, batch {batch}",
+                    f"{row['prompts']} x {row['tokens']}",
+                    f"no more differ than of stock DFLASH (Fisher p > 0.01); margins < {NEAR_TIE}",
+                    f"{row['differing']} against {yardstick['differing']}, p {p:.2g}, margin <= {largest:.3f}",
+                    passed,
+                )
+            )
     section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
     return section
 
@@ -125,18 +134,31 @@ def exact(document: dict, *earlier: dict) -> Section:
             said = verdict(passed) + ("; greedy rows greedy" if row.get("greedy_equal") else "")
         if row["date"] != document["date"]:
             said += f"; of {row['date']}"
-        shown.append((
-            row["server"], row["T"], row["cell"], row["n"], f"{row['p']:.2g}", f"{doubtful:.2%}" if doubtful else "",
-            f"{decided['p']:.2g}" if decided else "", said,
-        ))  # fmt: skip
+        shown.append(
+            (
+                row["server"],
+                row["T"],
+                row["cell"],
+                row["n"],
+                f"{row['p']:.2g}",
+                f"{doubtful:.2%}" if doubtful else "",
+                f"{decided['p']:.2g}" if decided else "",
+                said,
+            )
+        )
     section.lines += [f"Threshold: p > {least:.1e} (0.001, Bonferroni over the {tests} tests).", ""]
     section.lines += table(
         ("server", "T", "cell", "n", "p, whole texts", "doubtful", "p, next tokens where decided", ""), shown
     )
-    section.rows.append((
-        "sampling is exact, first 3 tokens", f"{tests} tests x {min((r['n'] for r in rows.values()), default=0):,}",
-        f"p > {least:.1e}", f"least p {worst:.2g}", passed_all and bool(tests),
-    ))  # fmt: skip
+    section.rows.append(
+        (
+            "sampling is exact, first 3 tokens",
+            f"{tests} tests x {min((r['n'] for r in rows.values()), default=0):,}",
+            f"p > {least:.1e}",
+            f"least p {worst:.2g}",
+            passed_all and bool(tests),
+        )
+    )
     if rejected is not None:
         found = "rejected" if rejected else "not"
         section.rows.append(("the harness rejects threshold-acc 0.5", "", f"p <= {least:.1e}", found, rejected))
@@ -182,12 +204,25 @@ def texts(document: dict) -> Section:
         # The exchanges cannot give less than one in their number.
         told = min(ps[:2]) <= least or row["bigrams"]["p"] < LEAST_P
         said = ("told apart, as it must be" if told else "not told apart: FAILED") if loose else verdict(passed)
-        shown.append((row["server"], row["T"], f"2 x {row['n']} x {row['tokens']}",
-                      f"{row['classifier']['accuracy']:.3f}", *(f"{p:.2g}" for p in ps), said))  # fmt: skip
-        section.rows.append((
-            f"whole texts: {row['server']}, T {row['T']}", f"2 x {row['n']}",
-            "told apart" if loose else f"p > {least:.1e}", f"least p {min(ps):.2g}", told if loose else passed,
-        ))  # fmt: skip
+        shown.append(
+            (
+                row["server"],
+                row["T"],
+                f"2 x {row['n']} x {row['tokens']}",
+                f"{row['classifier']['accuracy']:.3f}",
+                *(f"{p:.2g}" for p in ps),
+                said,
+            )
+        )
+        section.rows.append(
+            (
+                f"whole texts: {row['server']}, T {row['T']}",
+                f"2 x {row['n']}",
+                "told apart" if loose else f"p > {least:.1e}",
+                f"least p {min(ps):.2g}",
+                told if loose else passed,
+            )
+        )
     section.missing += [f"whole texts at T = {t}" for t in (0.6, 1.0) if not any(row["T"] == t for row in rows)]
     section.lines += table(
         ("server", "T", "n x tokens", "accuracy", "p classifier", "p first line", "p bigrams", ""), shown
@@ -200,8 +235,10 @@ def cuts(document: dict) -> Section:
     section = Section("3c. Cuts that rounding decides", [measured_on(document), ""])
     rows = [
         {"type": name.split(",")[0]} | row
-        for name, found in document["result"].items() if isinstance(found, list) for row in found
-    ]  # fmt: skip
+        for name, found in document["result"].items()
+        if isinstance(found, list)
+        for row in found
+    ]
     decided = [row for row in rows if row["type"] == "float16" or row["cell"] == "min_p 0.15"]
     least = LEAST_P / max(len(decided), 1)
     section.lines += [
@@ -218,13 +255,29 @@ def cuts(document: dict) -> Section:
             f"{''.join(chr(i - 4) for i in text if i >= 4)!r} {one} and {other}"
             for text, one, other in row["furthest"][:3]
         )
-        shown.append((row["type"], row["cell"], row["server"], row["against"], row["n"], f"{row['chi2']:.0f}",
-                      f"{row['p']:.2g}", furthest, verdict(row["p"] > least) if judged else "shown"))  # fmt: skip
+        shown.append(
+            (
+                row["type"],
+                row["cell"],
+                row["server"],
+                row["against"],
+                row["n"],
+                f"{row['chi2']:.0f}",
+                f"{row['p']:.2g}",
+                furthest,
+                verdict(row["p"] > least) if judged else "shown",
+            )
+        )
         if judged:
-            section.rows.append((
-                f"sampling, {row['type']}, {row['cell']}: {row['server']}", f"{row['n']:,}", f"p > {least:.1e}",
-                f"{row['p']:.2g}", row["p"] > least,
-            ))  # fmt: skip
+            section.rows.append(
+                (
+                    f"sampling, {row['type']}, {row['cell']}: {row['server']}",
+                    f"{row['n']:,}",
+                    f"p > {least:.1e}",
+                    f"{row['p']:.2g}",
+                    row["p"] > least,
+                )
+            )
     section.lines += table(("type", "cell", "server", "against", "n", "chi2", "p", "furthest apart", ""), shown)
     section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
     return section

@@ -34,12 +34,25 @@ def chain(sweep: dict) -> Section:
         difference = one["accept_length"] - other["accept_length"]
         passed = abs(difference) <= 3 * error
         patched = points.get(("dflash", t))
-        shown.append((t, _length(other), _length(patched) if patched else "", _length(one), f"{difference:+.3f}",
-                      verdict(passed)))  # fmt: skip
-        section.rows.append((
-            f"chain = DFLASH, T {t}", f"{one['prompts']} x {one['tokens']} tokens, {one['steps']} steps",
-            f"within {3 * error:.2f} (3 standard errors)", f"{difference:+.3f}", passed,
-        ))  # fmt: skip
+        shown.append(
+            (
+                t,
+                _length(other),
+                _length(patched) if patched else "",
+                _length(one),
+                f"{difference:+.3f}",
+                verdict(passed),
+            )
+        )
+        section.rows.append(
+            (
+                f"chain = DFLASH, T {t}",
+                f"{one['prompts']} x {one['tokens']} tokens, {one['steps']} steps",
+                f"within {3 * error:.2f} (3 standard errors)",
+                f"{difference:+.3f}",
+                passed,
+            )
+        )
     section.lines += table(("T", "DFLASH stock", "DFLASH patched", "chain", "chain - stock", ""), shown)
     return section
 
@@ -80,10 +93,15 @@ def acceptance(grid: dict | None, sweep: dict | None) -> Section:
                     (t, budget, topk, _length(row), _length(computed) if computed else "", off, f"{ratio:.2f}")
                 )
                 if server == "tree":
-                    section.rows.append((
-                        f"tree / chain at budget 32, T {t}", f"{row['prompts']} x {row['tokens']} tokens, servers",
-                        f">= {GOAL}", f"{ratio:.2f}", ratio >= GOAL,
-                    ))  # fmt: skip
+                    section.rows.append(
+                        (
+                            f"tree / chain at budget 32, T {t}",
+                            f"{row['prompts']} x {row['tokens']} tokens, servers",
+                            f">= {GOAL}",
+                            f"{ratio:.2f}",
+                            ratio >= GOAL,
+                        )
+                    )
         section.lines += [f"Servers. {measured_on(sweep)}", ""]
         section.lines += table(
             ("T", "budget", "topk", "on a server", "computed", "difference / standard error", "over stock DFLASH"),
@@ -141,10 +159,15 @@ def _grid_tables(section: Section, grid: dict, by: dict) -> None:
             lengths = [by[t, budget, topk, 1.0]["accept_length"] for topk in TOPKS]
             shown.append((t, budget, *(f"{x:.2f} ({x / base['accept_length']:.2f})" for x in lengths)))
         ratio = by[t, 32, 8, 1.0]["accept_length"] / base["accept_length"]
-        section.rows.append((
-            f"tree / chain at budget 32, T {t}", f"{result['prompts']} x {result['tokens']} tokens, computed",
-            f">= {GOAL}", f"{ratio:.2f}", ratio >= GOAL,
-        ))  # fmt: skip
+        section.rows.append(
+            (
+                f"tree / chain at budget 32, T {t}",
+                f"{result['prompts']} x {result['tokens']} tokens, computed",
+                f">= {GOAL}",
+                f"{ratio:.2f}",
+                ratio >= GOAL,
+            )
+        )
     section.lines += table(("T", "budget", *(f"topk {topk}" for topk in TOPKS)), shown)
 
 

@@ -52,8 +52,14 @@ class FakeDockerEngine:
             if self.running():
                 return
             apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if os.geteuid() == 0 else []
-            self.process = subprocess.Popen([*apart, *self.argv], cwd=self.cwd, stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+            self.process = subprocess.Popen(
+                [*apart, *self.argv],
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
             self.pid = self._first_process() if apart else self.process.pid
             self.started_at = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
             for stream in STREAMS:
@@ -91,16 +97,28 @@ class FakeDockerEngine:
         running = self.running()
         code = 0 if running or self.process is None else self.process.returncode
         return {
-            "Id": CONTAINER_ID, "Name": f"/{self.name}", "Config": {"Tty": False},
-            "HostConfig": {"NetworkMode": "host"}, "NetworkSettings": {"Ports": {}},
-            "State": {"Status": "running" if running else "exited", "Running": running, "OOMKilled": False,
-                      "Pid": self.pid if running else 0, "ExitCode": code, "StartedAt": self.started_at},
+            "Id": CONTAINER_ID,
+            "Name": f"/{self.name}",
+            "Config": {"Tty": False},
+            "HostConfig": {"NetworkMode": "host"},
+            "NetworkSettings": {"Ports": {}},
+            "State": {
+                "Status": "running" if running else "exited",
+                "Running": running,
+                "OOMKilled": False,
+                "Pid": self.pid if running else 0,
+                "ExitCode": code,
+                "StartedAt": self.started_at,
+            },
         }
 
     def logs(self, since):
         """In the engine's framing of the two streams."""
-        return b"".join(struct.pack(">BxxxL", STREAMS[stream], len(line)) + line
-                        for when, stream, line in list(self.lines) if when >= since)
+        return b"".join(
+            struct.pack(">BxxxL", STREAMS[stream], len(line)) + line
+            for when, stream, line in list(self.lines)
+            if when >= since
+        )
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -33,19 +33,31 @@ def put_in(text: str, values: Mapping[str, object]) -> str:
 class Served:
     """`stub`: the installation. `shell`: how an operator's command line is run on the host. `options` of the tool."""
 
-    def __init__(self, stub: StubHost, tool: Callable[..., Said], section: str, values: Mapping[str, object],
-                 shell: Callable[[str], None], ssh_name: str = "demo") -> None:
+    def __init__(
+        self,
+        stub: StubHost,
+        tool: Callable[..., Said],
+        section: str,
+        values: Mapping[str, object],
+        shell: Callable[[str], None],
+        ssh_name: str = "demo",
+    ) -> None:
         self.stub, self.tool, self.shell = stub, tool, shell
-        settings = put_in(documented(section, "toml"), {
-            "10.1.2.200": ssh_name, "/opt/sglang/venv": stub.venv, "port = 30000": f"port = {stub.port}", **values})
-        stub.config.write_text(settings + f"""
+        settings = put_in(
+            documented(section, "toml"),
+            {"10.1.2.200": ssh_name, "/opt/sglang/venv": stub.venv, "port = 30000": f"port = {stub.port}", **values},
+        )
+        stub.config.write_text(
+            settings
+            + f"""
 [hosts.gpu1.smoke]
 suite = "{stub.suite}"
 [hosts.gpu1.ready]
 deadline = 60
 [hosts.gpu1.kernels]
 require = false
-""")
+"""
+        )
         self.kind = tomllib.loads(settings)["hosts"]["gpu1"]["service"]["kind"]
         self.options = ("--host", "gpu1", "--config", str(stub.config), "--json")
         self.before = stub.hashes()
@@ -137,8 +149,14 @@ def ssh(config: Path, alias: str = "demo") -> Callable[[str], None]:
     """Runs a command line on the host as the operator who logs in there."""
 
     def run(line: str) -> None:
-        done = subprocess.run(["ssh", "-F", str(config), alias, line], capture_output=True, text=True, check=False,
-                              stdin=subprocess.DEVNULL, timeout=120)
+        done = subprocess.run(
+            ["ssh", "-F", str(config), alias, line],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
 
     return run

@@ -16,8 +16,12 @@ DOCKER = shutil.which("docker")
 @pytest.fixture
 def serve(stub_host, tool, sshd, monkeypatch):
     """Factory: `serve(command)` -> Served, by the real docker command or the stand-in."""
-    engine = FakeDockerEngine(stub_host.home, "sglang", [
-        f"{stub_host.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(stub_host.port)], stub_host.home)
+    engine = FakeDockerEngine(
+        stub_host.home,
+        "sglang",
+        [f"{stub_host.venv}/bin/python", "-m", "sglang.launch_server", "--port", str(stub_host.port)],
+        stub_host.home,
+    )
     engine.start()
     stub_host.wait_answer()
     login = sshd(alias="demo")
@@ -25,8 +29,13 @@ def serve(stub_host, tool, sshd, monkeypatch):
 
     def make(command=(DOCKER,) if DOCKER else FAKE_DOCKER):
         control = json.dumps([*command, "--host", engine.address])
-        return Served(stub_host, tool, "docker", {
-            'container = "sglang"': f'container = "sglang"\ncontrol = {control}'}, ssh(login.ssh_config))
+        return Served(
+            stub_host,
+            tool,
+            "docker",
+            {'container = "sglang"': f'container = "sglang"\ncontrol = {control}'},
+            ssh(login.ssh_config),
+        )
 
     yield make
     engine.close()

@@ -1,6 +1,5 @@
 """A server that nothing supervises, over the real sshd."""
 
-
 import pytest
 from served import Served, ssh
 

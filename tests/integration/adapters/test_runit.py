@@ -14,9 +14,13 @@ pytestmark = pytest.mark.skipif(shutil.which("runsv") is None, reason="runit is 
 def served(stub_host, tool, sshd, monkeypatch):
     service, log = stub_host.home / "service/sglang", stub_host.home / "logs"
     log.mkdir()
-    scripts = {service / "run": put_in(documented("command: runit, s6 and others", "sh"), {
-        "/opt/sglang/venv": stub_host.venv, "30000": stub_host.port}),
-        service / "log/run": f"#!/bin/sh\nexec svlogd {log}\n"}
+    scripts = {
+        service / "run": put_in(
+            documented("command: runit, s6 and others", "sh"),
+            {"/opt/sglang/venv": stub_host.venv, "30000": stub_host.port},
+        ),
+        service / "log/run": f"#!/bin/sh\nexec svlogd {log}\n",
+    }
     for script, text in scripts.items():
         script.parent.mkdir(parents=True)
         script.write_text(text)
@@ -25,8 +29,13 @@ def served(stub_host, tool, sshd, monkeypatch):
     stub_host.wait_answer()
     login = sshd(alias="demo")
     monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(login.ssh_config))
-    yield Served(stub_host, tool, "command: runit, s6 and others", {
-        "/etc/service/sglang": service, "/var/log/sglang/current": log / "current"}, ssh(login.ssh_config))
+    yield Served(
+        stub_host,
+        tool,
+        "command: runit, s6 and others",
+        {"/etc/service/sglang": service, "/var/log/sglang/current": log / "current"},
+        ssh(login.ssh_config),
+    )
     daemon.send_signal(signal.SIGHUP)  # it ends its runsv, and they their services
     daemon.wait(30)
     subprocess.run(["sv", "-w", "30", "exit", service], check=False)  # waits until they have

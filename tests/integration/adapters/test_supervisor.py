@@ -27,15 +27,21 @@ serverurl=unix://{home}/supervisor.sock
 @pytest.fixture
 def served(stub_host, tool, sshd, monkeypatch):
     config = stub_host.home / "supervisord.conf"
-    config.write_text(DAEMON.format(home=stub_host.home) + put_in(documented("supervisor", "ini"), {
-        "/opt/sglang/venv": stub_host.venv, "30000": stub_host.port}))
+    config.write_text(
+        DAEMON.format(home=stub_host.home)
+        + put_in(documented("supervisor", "ini"), {"/opt/sglang/venv": stub_host.venv, "30000": stub_host.port})
+    )
     daemon = subprocess.Popen([BIN / "supervisord", "-c", config], stdout=subprocess.DEVNULL, cwd=stub_host.home)
     stub_host.wait_answer()
     login = sshd(alias="demo")
     monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(login.ssh_config))
-    yield Served(stub_host, tool, "supervisor", {
-        "/opt/supervisor/bin/supervisorctl": BIN / "supervisorctl", "/etc/supervisord.conf": config,
-    }, ssh(login.ssh_config))
+    yield Served(
+        stub_host,
+        tool,
+        "supervisor",
+        {"/opt/supervisor/bin/supervisorctl": BIN / "supervisorctl", "/etc/supervisord.conf": config},
+        ssh(login.ssh_config),
+    )
     daemon.terminate()  # it ends its programs
     deadline = time.monotonic() + 60
     while daemon.poll() is None:

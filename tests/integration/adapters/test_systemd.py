@@ -20,15 +20,17 @@ MINIMAL = "[Unit]\nDefaultDependencies=no\n"  # the defaults lead to targets of 
 BUS = {
     "dbus.socket": f"{MINIMAL}[Socket]\nListenStream=/run/dbus/system_bus_socket\n",
     "dbus.service": f"{MINIMAL}[Service]\nExecStart=/usr/bin/dbus-daemon --config-file=/etc/rig-bus.conf "
-                    "--address=systemd: --nofork --nopidfile --syslog-only\n",
+    "--address=systemd: --nofork --nopidfile --syslog-only\n",
 }
-BUS_CONFIG = {"/etc/rig-bus.conf": """<busconfig><type>system</type><user>messagebus</user><auth>EXTERNAL</auth>
+BUS_CONFIG = {
+    "/etc/rig-bus.conf": """<busconfig><type>system</type><user>messagebus</user><auth>EXTERNAL</auth>
 <listen>unix:path=/run/dbus/system_bus_socket</listen>
 <policy context="default"><allow user="*"/><allow send_type="method_return"/><allow send_type="error"/>
 <allow receive_type="method_call"/><allow receive_type="method_return"/><allow receive_type="error"/>
 <allow receive_type="signal"/><allow send_destination="org.freedesktop.DBus"/></policy>
 <includedir>/usr/share/dbus-1/system.d</includedir></busconfig>
-"""}
+"""
+}
 SUDOERS = {"/etc/sudoers.d/rig": f"{USER} ALL=(root) NOPASSWD: ALL\n"}
 
 
@@ -43,18 +45,33 @@ def machine(tool, monkeypatch):
     def boot(section, *, unit="", units=None, files=SUDOERS):
         stub = StubHost(home / "target", python="/usr/bin/python3")
         (home / "target").chmod(0o755)
-        text = put_in(documented(SYSTEM, "ini"), {
-            "/opt/sglang/venv": stub.venv, "/opt/sglang": home / "target", "30000": stub.port, "User=sglang": ""})
+        text = put_in(
+            documented(SYSTEM, "ini"),
+            {"/opt/sglang/venv": stub.venv, "/opt/sglang": home / "target", "30000": stub.port, "User=sglang": ""},
+        )
         text = MINIMAL + text + unit
         of_user = section == OF_USER
         own = {} if of_user else {"sglang.service": text.replace("[Service]\n", f"[Service]\nUser={USER}\n")}
-        rig = SystemdMachine(home / "machine", login=USER, units={**own, **(units or {})}, files=files,
-                             user_units={"sglang.service": text} if of_user else {})
+        rig = SystemdMachine(
+            home / "machine",
+            login=USER,
+            units={**own, **(units or {})},
+            files=files,
+            user_units={"sglang.service": text} if of_user else {},
+        )
         started.extend([rig, stub])
         subprocess.run(["chown", "-R", f"{UID}:{UID}", home / "target"], check=True)
         rig.boot()
-        as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env",
-                   f"XDG_RUNTIME_DIR=/run/user/{UID}", "systemctl", "--user"]
+        as_user = [
+            "setpriv",
+            f"--reuid={UID}",
+            f"--regid={UID}",
+            "--clear-groups",
+            "env",
+            f"XDG_RUNTIME_DIR=/run/user/{UID}",
+            "systemctl",
+            "--user",
+        ]
         rig.run(*(as_user if of_user else ["systemctl"]), "start", "sglang.service")
         stub.wait_answer()
         monkeypatch.setenv("DDTREE_PATCH_SERIES_ROOT", str(stub.series_root))

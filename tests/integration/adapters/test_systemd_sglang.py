@@ -17,7 +17,9 @@ from scripts.rig.systemd import SystemdMachine, why_not
 
 pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=f"no systemd can be run here: {why_not()}"),
-    pytest.mark.server, pytest.mark.long, pytest.mark.timeout(3600),
+    pytest.mark.server,
+    pytest.mark.long,
+    pytest.mark.timeout(3600),
 ]
 SECTION = "systemd, a unit of the system"
 LAUNCH = "/opt/sglang/venv/bin/python -m sglang.launch_server --port 30000"
@@ -42,8 +44,11 @@ def home():
 
 
 def hashes(root):
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def algorithm(port):
@@ -59,16 +64,31 @@ def test_apply_then_the_flags_then_back(home, tool, monkeypatch):
     (home / "sockets").mkdir()
     environment = {**server.ENVIRONMENT, "TMPDIR": home / "sockets", "HOME": "/root"}
     lines = "\n".join(f"Environment={name}={value}" for name, value in environment.items())
-    unit = put_in(documented(SECTION, "ini"), {
-        LAUNCH + """ --model-path /models/target \\
+    unit = put_in(
+        documented(SECTION, "ini"),
+        {
+            LAUNCH
+            + """ --model-path /models/target \\
     --speculative-algorithm DFLASH --speculative-draft-model-path /models/draft""": shlex.join(command),
-        "/opt/sglang": home, "User=sglang": lines})
+            "/opt/sglang": home,
+            "User=sglang": lines,
+        },
+    )
     config = home / "hosts.toml"
-    config.write_text(put_in(documented(SECTION, "toml"), {
-        "10.1.2.200": "demo", "/opt/sglang/venv": venv, "port = 30000": f"port = {port}", "sudo = true\n": "",
-    }) + SETTINGS)
-    machine = SystemdMachine(home / "machine", login="root", user_units={}, files={},
-                             units={"sglang.service": f"[Unit]\nDefaultDependencies=no\n{unit}"})
+    config.write_text(
+        put_in(
+            documented(SECTION, "toml"),
+            {"10.1.2.200": "demo", "/opt/sglang/venv": venv, "port = 30000": f"port = {port}", "sudo = true\n": ""},
+        )
+        + SETTINGS
+    )
+    machine = SystemdMachine(
+        home / "machine",
+        login="root",
+        user_units={},
+        files={},
+        units={"sglang.service": f"[Unit]\nDefaultDependencies=no\n{unit}"},
+    )
     monkeypatch.setenv("DDTREE_PATCH_SSH_CONFIG", str(machine.sshd.ssh_config))
     monkeypatch.chdir(home)
 
@@ -92,9 +112,13 @@ def test_apply_then_the_flags_then_back(home, tool, monkeypatch):
         applied = run("apply")
         assert algorithm(port) == "DFLASH" and any("drafting trees" in line for line in applied["not_done"])
 
-        drop_in = put_in(documented(SECTION, "ini", 1), {
-            LAUNCH + " --model-path /models/target": shlex.join(server.command_line(venv, port, "DDTREE")),
-            "/models/draft": server.MODELS / "draft"})
+        drop_in = put_in(
+            documented(SECTION, "ini", 1),
+            {
+                LAUNCH + " --model-path /models/target": shlex.join(server.command_line(venv, port, "DDTREE")),
+                "/models/draft": server.MODELS / "draft",
+            },
+        )
         machine.run("sh", "-c", 'mkdir "$(dirname "$1")" && cat >"$1"', "sh", DROP_IN, input=drop_in)
         machine.run("systemctl", "daemon-reload")
         restarted = run("restart")

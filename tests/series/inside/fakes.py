@@ -35,10 +35,23 @@ class FakeTreeSamplingOpByReferenceWalk:
         self.coins, self.final_coins = [], []
 
     def __call__(
-        self, *, predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token,
-        retrive_next_sibling, uniform_samples, uniform_samples_for_final_sampling, target_probs, draft_probs,
-        threshold_single, threshold_acc, deterministic,
-    ):  # fmt: skip
+        self,
+        *,
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        uniform_samples,
+        uniform_samples_for_final_sampling,
+        target_probs,
+        draft_probs,
+        threshold_single,
+        threshold_acc,
+        deterministic,
+    ):
         bs, n, vocab = target_probs.shape
         shapes = {
             (bs, n): (candidates, retrive_index, retrive_next_token, retrive_next_sibling, uniform_samples),

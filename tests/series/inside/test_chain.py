@@ -27,9 +27,12 @@ def as_tree(candidates, budget):
 
 def decide(tree, settings, logits, block):
     spec = DDTreeVerifyInput(
-        draft_token=tree.tokens.flatten(), positions=tree.depths.flatten(),
-        draft_token_num=tree.tokens.shape[1], tree=tree, path_width=block,
-    )  # fmt: skip
+        draft_token=tree.tokens.flatten(),
+        positions=tree.depths.flatten(),
+        draft_token_num=tree.tokens.shape[1],
+        tree=tree,
+        path_width=block,
+    )
     return spec._decide(make_batch(settings, logits.shape[-1]), logits.flatten(0, 1))
 
 

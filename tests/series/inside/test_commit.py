@@ -68,9 +68,12 @@ class Step:
 
     def run(self):
         spec = DDTreeVerifyInput(
-            draft_token=self.tree.tokens.flatten(), positions=self.tree.depths.flatten(),
-            draft_token_num=N, tree=self.tree, path_width=BLOCK,
-        )  # fmt: skip
+            draft_token=self.tree.tokens.flatten(),
+            positions=self.tree.depths.flatten(),
+            draft_token_num=N,
+            tree=self.tree,
+            path_width=BLOCK,
+        )
         self.hidden = torch.randn(len(self.reqs) * N, HIDDEN)
         self.output = SimpleNamespace(next_token_logits=self.logits.flatten(0, 1), hidden_states=self.hidden)
         return spec.verify(batch=self.batch, logits_output=self.output, page_size=1)

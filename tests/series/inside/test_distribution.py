@@ -58,9 +58,12 @@ def count_steps(tree, logits, settings, draws):
     batch_tree = repeat(tree, bs)
     batch = make_batch(settings * copies, VOCAB)
     spec = DDTreeVerifyInput(
-        draft_token=batch_tree.tokens.flatten(), positions=batch_tree.depths.flatten(),
-        draft_token_num=tree.tokens.shape[1], tree=batch_tree, path_width=DEPTH + 1,
-    )  # fmt: skip
+        draft_token=batch_tree.tokens.flatten(),
+        positions=batch_tree.depths.flatten(),
+        draft_token_num=tree.tokens.shape[1],
+        tree=batch_tree,
+        path_width=DEPTH + 1,
+    )
     counts = [Counter() for _ in settings]
     while sum(counts[0].values()) < draws:
         decision = spec._decide(batch, logits.repeat(bs, 1))

@@ -24,8 +24,7 @@ def make_worker(topk=4, budget=6, block=4):
 def make_head(weight, begin=0, padding=0):
     rows = torch.nn.functional.pad(weight, (0, 0, 0, padding), value=100.0)  # padded rows must not be candidates
     return SimpleNamespace(
-        weight=rows,
-        shard_indices=SimpleNamespace(num_org_elements=len(weight), org_vocab_start_index=begin),
+        weight=rows, shard_indices=SimpleNamespace(num_org_elements=len(weight), org_vocab_start_index=begin)
     )
 
 

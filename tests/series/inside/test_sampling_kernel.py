@@ -35,9 +35,17 @@ def random_settings(rng):
 def interpreted(settings, logits, *, top_k_first=False, rows_per_request=1, first_request=0, by_rank=True):
     info = make_batch(settings, logits.shape[1]).sampling_info
     return fused_target_probs(
-        logits, info.temperatures, info.top_ks, info.top_ps, info.min_ps, rows_per_request=rows_per_request,
-        first_request=first_request, by_rank=by_rank, top_k_first=top_k_first, lanes=LANES,
-    )  # fmt: skip
+        logits,
+        info.temperatures,
+        info.top_ks,
+        info.top_ps,
+        info.min_ps,
+        rows_per_request=rows_per_request,
+        first_request=first_request,
+        by_rank=by_rank,
+        top_k_first=top_k_first,
+        lanes=LANES,
+    )
 
 
 @pytest.mark.parametrize("kind", LOGITS)

@@ -10,11 +10,7 @@ from sglang.srt.managers.scheduler import validate_dflash_request
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import ddtree_identity
-from sglang.srt.speculative.ddtree_args import (
-    refuse_ddtree_request,
-    reserved_tokens_per_step,
-    validate_ddtree_request,
-)
+from sglang.srt.speculative.ddtree_args import refuse_ddtree_request, reserved_tokens_per_step, validate_ddtree_request
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 MODELS = Path(__file__).parents[2] / "models/tiny-b8"
@@ -209,8 +205,4 @@ def test_requests_that_dflash_refuses(request_with):
 
 def test_the_server_reports_the_identity_of_the_series_that_was_applied():
     report = ddtree_identity.patch_report()
-    assert report == {
-        "identity": os.environ["SERIES_IDENTITY"],
-        "stage": "temperature",
-        "decide": "sample-and-follow",
-    }
+    assert report == {"identity": os.environ["SERIES_IDENTITY"], "stage": "temperature", "decide": "sample-and-follow"}

@@ -29,11 +29,7 @@ def probs_of(batch, logits, requests=slice(None)):
     plan = SamplingPlan.from_requests(batch.reqs, logits.shape[1])
     rows = logits.view(len(batch.reqs), ROWS, -1)[requests].flatten(0, 1)
     return build_target_probs(
-        logits=rows,
-        sampling_info=batch.sampling_info,
-        plan=plan,
-        rows_per_request=ROWS,
-        requests=requests,
+        logits=rows, sampling_info=batch.sampling_info, plan=plan, rows_per_request=ROWS, requests=requests
     )
 
 
@@ -135,8 +131,9 @@ def test_ties_at_the_cut_keep_as_many_as_asked():
 def test_top_p_1_keeps_even_what_rounding_puts_beyond_1():
     logits = torch.cat((torch.full((ROWS, 1), 20.0), torch.zeros(ROWS, 4999)), 1)
     for one in ({"top_p": 1.0}, {"top_p": 1.0, "top_k": 4999}, {"top_p": 1.0, "top_k": 5000}):
-        probs, _ = probs_of(make_batch([{"temperature": 1.0, **one}, {"temperature": 1.0, "top_p": 0.5}], 5000),
-                            logits.repeat(2, 1))  # fmt: skip
+        probs, _ = probs_of(
+            make_batch([{"temperature": 1.0, **one}, {"temperature": 1.0, "top_p": 0.5}], 5000), logits.repeat(2, 1)
+        )
         assert (probs[:ROWS] > 0).sum(-1).tolist() == [min(one.get("top_k", 5000), 5000)] * ROWS
 
 
@@ -171,9 +168,14 @@ def test_sglangs_own_sampler_draws_from_it():
         info = make_batch([one], 12).sampling_info
         draws = 50_000
         tokens = top_k_top_p_min_p_sampling_from_probs_torch(
-            torch.softmax(logits[0], -1).repeat(draws, 1), info.top_ks.repeat(draws), info.top_ps.repeat(draws),
-            info.min_ps.repeat(draws), info.need_min_p_sampling, None, None,
-        )  # fmt: skip
+            torch.softmax(logits[0], -1).repeat(draws, 1),
+            info.top_ks.repeat(draws),
+            info.top_ps.repeat(draws),
+            info.min_ps.repeat(draws),
+            info.need_min_p_sampling,
+            None,
+            None,
+        )
         counts = torch.bincount(tokens.long(), minlength=12).double() / draws
         assert torch.equal(counts > 0, probs[0] > 0) or probs[0][probs[0] > 0].min() < 1e-3
         assert (counts - probs[0]).abs().max() < 0.012  # 5.4 standard deviations at worst
@@ -188,10 +190,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("one", [
-    {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
-    {"temperature": 1.0, "min_p": 0.1}, {"temperature": 0.0},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 3},
+        {"temperature": 1.0, "top_p": 0.5},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 0.0},
+    ],
+    ids=str,
+)
 def test_a_bad_row_is_marked_and_the_others_are_not_touched(name, one):
     settings = [one, {"temperature": 1.0, "top_k": 5, "min_p": 0.01}]
     logits = torch.randn(2 * ROWS, 9)
