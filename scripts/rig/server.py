@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scripts.rig.problem import RigProblem
 from scripts.rig.processes import end_group
+from scripts.rig.releases import DEFAULT, Release
 from scripts.rig.sshd import free_port
 
 MODELS = Path(__file__).parents[2] / "tests/models/tiny-b8"
@@ -29,11 +30,21 @@ ENVIRONMENT = {
 
 
 def command_line(
-    venv: Path, port: int, algorithm: str | None, extra: Sequence[str] = (), models: Path = MODELS
+    venv: Path,
+    port: int,
+    algorithm: str | None,
+    extra: Sequence[str] = (),
+    models: Path = MODELS,
+    *,
+    release: Release = DEFAULT,
+    overlap: bool = True,
+    page_size: int = 1,
 ) -> list[str]:
     """Launch command; `algorithm` is DFLASH, DDTREE or None (plain decoding, without the draft).
 
     models: directory of the pair. Without a tokenizer.json beside the target, requests are token ids.
+    release: of the SGLang in `venv`. overlap: whether its scheduler prepares a batch while the one before runs; the
+        releases of family v1 never do with DFLASH.
     """
     without_tokenizer = [] if (models / "target/tokenizer.json").exists() else ["--skip-tokenizer-init"]
     argv = [
@@ -51,7 +62,9 @@ def command_line(
         "pytorch",
         "--grammar-backend",
         "none",
-        "--disable-overlap-schedule",
+        *([] if overlap and release.family == "v2" else ["--disable-overlap-schedule"]),
+        "--page-size",
+        str(page_size),
         "--max-total-tokens",
         "8192",
         "--context-length",
@@ -97,11 +110,16 @@ class CpuServer:
         extra: Sequence[str] = (),
         port: int | None = None,
         models: Path = MODELS,
+        release: Release = DEFAULT,
+        overlap: bool = True,
+        page_size: int = 1,
     ):
-        """Starts in the directory of `log`; does not wait (see `wait_ready`)."""
+        """Starts in the directory of `log`; does not wait (see `wait_ready`). For the rest see `command_line`."""
         self.port = port or free_port_for_sglang()
         self.log = log
-        self.argv = command_line(venv, self.port, algorithm, extra, models)
+        self.argv = command_line(
+            venv, self.port, algorithm, extra, models, release=release, overlap=overlap, page_size=page_size
+        )
         sockets = log.parent / "sockets"  # SGLang makes empty files for their names, and leaves them
         sockets.mkdir(exist_ok=True)
         environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(sockets)}

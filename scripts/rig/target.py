@@ -1,6 +1,10 @@
-"""A virtual environment with the real SGLang 0.5.11 on the CPU, and the real wheel, both kept in a cache.
+"""Virtual environments with the real SGLang on the CPU, one per release, and the real wheels, all kept in a cache.
 
-`python -m scripts.rig.target` builds what is missing and prints the paths.
+`python -m scripts.rig.target [VERSION...]` builds what is missing and prints the paths. In the cache:
+
+* a base: torch, torchvision, triton and the packages that all releases share;
+* a folder for each file requirements/from-*.txt: packages that some releases want in a version of their own;
+* a target for each release: a venv that holds SGLang itself, and imports the rest from the two above.
 """
 
 import fcntl
@@ -11,27 +15,25 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from scripts.rig.problem import RigProblem
+from scripts.rig.releases import ALWAYS, DEFAULT, Release, named
 
-SGLANG = "sglang==0.5.11"
-WHEEL = "sglang-0.5.11-cp311-cp311-manylinux_2_34_x86_64.whl"
-WHEEL_SHA256 = "fe0748beaff218d3e16c9018a5e19f018db06fc3c7ac4f90d2f93da1cf074b6f"
 PYTHON = (3, 11)  # the interpreter that the wheels are built for
 
 HERE = Path(__file__).parent
-REQUIREMENTS = HERE / "requirements-sglang-0.5.11.txt"
-SHIMS = HERE / "cpu_shims.py"
+REQUIREMENTS = HERE / "requirements"
+SHIMS = HERE / "cpu_shims"
 
 # In this order, and all but torch without their dependencies: sglang's own pins would bring gigabytes of CUDA.
 # Which torch 2.13.0 it is (a CPU build is enough and far smaller) is the business of the machine's pip settings.
-INSTALLS = (
+BASE = (
     ("torch==2.13.0",),
-    ("--no-deps", SGLANG, "torchvision==0.28.0", "triton==3.7.1"),
-    ("--no-deps", "-r", str(REQUIREMENTS)),
+    ("--no-deps", "torchvision==0.28.0", "triton==3.7.1"),
+    ("--no-deps", "-r", str(REQUIREMENTS / "base.txt")),
 )
 
 
@@ -50,105 +52,138 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-def wheel() -> Path:
+# ---- wheels ------------------------------------------------------------------------------------------------
+
+
+def wheel(release: Release = DEFAULT) -> Path:
     """The SGLang wheel as published, in the cache. Raises RigProblem if it cannot be had or is another one."""
-    path = cache_dir() / WHEEL
-    with _locked("wheel"):
+    path = cache_dir() / release.wheel
+    with _locked(release.wheel):
         if not path.exists():
-            beside = cache_dir() / "download"
+            beside = cache_dir() / f"{release.wheel}.download"
             shutil.rmtree(beside, ignore_errors=True)
-            _pip(
-                Path(sys.executable),
-                "download",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "--python-version",
-                "3.11",
-                "--dest",
-                str(beside),
-                SGLANG,
-            )
-            os.replace(beside / WHEEL, path)
+            requirement = f"sglang=={release.version}"
+            how = ("--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "--dest", str(beside))
+            _pip(Path(sys.executable), "download", *how, requirement)
+            os.replace(beside / release.wheel, path)
             beside.rmdir()
-    if hashlib.sha256(path.read_bytes()).hexdigest() != WHEEL_SHA256:
-        raise RigProblem(f"{path} is not the published {SGLANG}: another sha256. Delete it and run again.")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != release.sha256:
+        raise RigProblem(f"{path} is not the published wheel: another sha256. Delete it and run again.")
     return path
 
 
-def unpack_wheel(destination: Path) -> Path:
+def unpack_wheel(destination: Path, release: Release = DEFAULT) -> Path:
     """Unpack the wheel into the new directory `destination` and return it: a tree for --site-packages."""
     destination.mkdir(parents=True)
-    with zipfile.ZipFile(wheel()) as archive:
+    with zipfile.ZipFile(wheel(release)) as archive:
         archive.extractall(destination)
     return destination
 
 
-def target_venv() -> Path:
-    """The CPU target venv in the cache, built now (a minute or two) unless there. Raises RigProblem.
+# ---- what a target is made of --------------------------------------------------------------------------------
 
-    The directory is named by a hash of all that is installed into it; the shims are brought up to date in place. It is
-    complete if and only if its marker file exists, which is written last: a venv cannot be moved into place
+
+def _built(kind: str, recipe: object, build: Callable[[Path], None]) -> Path:
+    """The directory of the cache that `build` fills, by a name that hashes `recipe`; filled now unless it is there.
+
+    It is complete if and only if its marker file exists, which is written last: a venv cannot be moved into place
     afterwards, since scripts name its path.
     """
-    if sys.version_info[:2] != PYTHON:
-        raise RigProblem(f"the target venv needs CPython 3.11, this is {sys.version.split()[0]}: run with python3.11")
-    recipe = repr((INSTALLS[:2], REQUIREMENTS.read_text(), sys.version, sys.base_prefix))
-    name = f"target-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    name = f"{kind}-{hashlib.sha256(repr((recipe, sys.version, sys.base_prefix)).encode()).hexdigest()[:12]}"
     path = cache_dir() / name
-    marker = path / "complete"
     with _locked(name):
-        if not marker.exists():
+        if not (path / "complete").exists():
+            print(f"building {path}", file=sys.stderr, flush=True)
             shutil.rmtree(path, ignore_errors=True)
-            _build(path)
-            marker.touch()
-        _install_shims(site_packages(path))
+            build(path)
+            (path / "complete").touch()
     return path
 
 
-def _build(path: Path) -> None:
-    print(f"building the target venv with the real {SGLANG} in {path}", file=sys.stderr, flush=True)
-    venv.create(path, with_pip=True)
-    for arguments in INSTALLS:
-        _pip(path / "bin/python", "install", *arguments)
-    _install_shims(site_packages(path))
-    _run([str(path / "bin/python"), "-c", "import sglang.srt.server_args"], "the built target venv does not work")
+def _base() -> Path:
+    """site-packages of the base."""
+
+    def build(path: Path) -> None:
+        venv.create(path, with_pip=True)
+        for arguments in BASE:
+            _pip(path / "bin/python", "install", *arguments)
+
+    return site_packages(_built("base", (BASE[:2], (REQUIREMENTS / "base.txt").read_text()), build))
+
+
+def _requirements(file: str) -> Path:
+    """A folder with the packages of requirements/`file`, to be imported before the base's."""
+    source = REQUIREMENTS / file
+
+    def build(path: Path) -> None:
+        _pip(Path(sys.executable), "install", "--no-deps", "--target", str(path), "-r", str(source))
+
+    return _built(f"packages-{source.stem}", source.read_text(), build)
+
+
+def target_venv(release: Release = DEFAULT) -> Path:
+    """The CPU target venv of `release` in the cache, built now unless there; its shims are brought up to date.
+
+    Raises RigProblem.
+    """
+    if sys.version_info[:2] != PYTHON:
+        raise RigProblem(f"the target venv needs CPython 3.11, this is {sys.version.split()[0]}: run with python3.11")
+    shared = [_requirements(release.requirements), _base()]
+
+    def build(path: Path) -> None:
+        venv.create(path, with_pip=False)
+        python = path / "bin/python"
+        _pip(Path(sys.executable), "--python", str(python), "install", "--no-deps", str(wheel(release)))
+        _finish(path, shared)
+        _run([str(python), "-c", "import sglang.srt.server_args"], "the built target venv does not work")
+
+    path = _built(f"target-{release.version}", (release, shared), build)
+    with _locked(path.name):
+        _install_shims(site_packages(path))
+    return path
 
 
 def site_packages(venv_path: Path) -> Path:
     return venv_path / "lib/python3.11/site-packages"
 
 
+def _finish(venv_path: Path, shared: list[Path]) -> None:
+    """Add the shims and, behind the venv's own packages, those in `shared`."""
+    own = site_packages(venv_path)
+    (own / "shared.pth").write_text("".join(f"{path}\n" for path in shared))
+    _install_shims(own)
+
+
 def _install_shims(directory: Path) -> None:
-    shutil.copyfile(SHIMS, directory / "ddtree_cpu_shims.py")
+    shutil.copytree(
+        SHIMS, directory / "ddtree_cpu_shims", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+    )
     (directory / "ddtree_cpu_shims.pth").write_text("import ddtree_cpu_shims\n")
 
 
-def copy_target(destination: Path) -> Path:
+def copy_target(destination: Path, release: Release = DEFAULT) -> Path:
     """A venv of its own at `destination` that may be patched: real copies of SGLang's files, the rest by reference.
 
-    Everything but sglang (torch and the like, two gigabytes) is imported from the cached venv through a .pth file,
-    behind the copy's own site-packages. Shared files are never links, so nothing written here reaches the cache.
+    Nothing written to it reaches the cache: shared packages are imported through a .pth file, none is a link.
     """
-    base = site_packages(target_venv())
+    base = site_packages(target_venv(release))
     venv.create(destination, with_pip=False)
     own = site_packages(destination)
     for pattern in ("sglang", "sglang-*.dist-info"):
         for source in base.glob(pattern):
             shutil.copytree(source, own / source.name)
-    _install_shims(own)
-    (own / "shared.pth").write_text(f"{base}\n")
+    _finish(destination, [Path(line) for line in (base / "shared.pth").read_text().splitlines()])
     return destination
 
 
 def add_pytest(venv_path: Path) -> None:
     """Let `venv_path/bin/python -m pytest` run, behind whatever the venv has: pytest itself stays in the cache."""
-    path = cache_dir() / "pytest-for-target"
-    with _locked(path.name):
-        if not (path / "complete").exists():
-            shutil.rmtree(path, ignore_errors=True)
-            _pip(Path(sys.executable), "install", "--target", str(path), "pytest>=8,<10")
-            (path / "complete").touch()
+    requirement = "pytest>=8,<10"
+
+    def build(path: Path) -> None:
+        _pip(Path(sys.executable), "install", "--target", str(path), requirement)
+
+    path = _built("pytest-for-target", requirement, build)
     (site_packages(venv_path) / "pytest.pth").write_text(f"{path}\n")
 
 
@@ -165,6 +200,7 @@ def _run(argv: list[str], what: str) -> None:
 
 if __name__ == "__main__":
     try:
-        print(wheel(), target_venv(), sep="\n")
+        for one in [named(version) for version in sys.argv[1:]] or ALWAYS:
+            print(wheel(one), target_venv(one), sep="\n")
     except RigProblem as problem:
         sys.exit(f"error: {problem}")

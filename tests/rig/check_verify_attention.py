@@ -3,7 +3,7 @@
 import random
 
 import torch
-from ddtree_cpu_shims import verify_attention
+from ddtree_cpu_shims.attention import verify_attention
 
 HEADS, KV_HEADS, SIZE, SCALE = 4, 2, 16, 0.25
 
