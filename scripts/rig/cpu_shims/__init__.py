@@ -29,7 +29,6 @@ from collections.abc import Callable
 from ddtree_cpu_shims.attention import make_native_backend
 from ddtree_cpu_shims.kernels import STAND_INS, assign_extend_cache_locs_cpu
 
-
 # ---- what is done when a real module is imported -----------------------------------------------------------
 
 
@@ -63,16 +62,35 @@ def _register_native_attention(registry: types.ModuleType) -> None:
         registry.ATTENTION_BACKENDS["triton"] = make_native_backend
 
 
+class _OnCuda:
+    """What another object has, but for the device."""
+
+    device = "cuda"
+
+    def __init__(self, inner: object):
+        self._inner = inner
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+
 def _accept_this_device(hook: types.ModuleType) -> None:
     handle_dflash = hook._handle_dflash
+    view = getattr(hook, "resolving_view", None)  # from 0.5.19 on: through this, arguments are read
 
     def handle_as_on_cuda(server_args) -> None:
         device = server_args.device
-        object.__setattr__(server_args, "device", "cuda")  # past the guard that freezes arguments from 0.5.17 on
         try:
+            if view is None:
+                object.__setattr__(server_args, "device", "cuda")  # past the guard of 0.5.17 and 0.5.18
+            else:
+                hook.resolving_view = lambda args: _OnCuda(view(args))
             handle_dflash(server_args)
         finally:
-            object.__setattr__(server_args, "device", device)
+            if view is None:
+                object.__setattr__(server_args, "device", device)
+            else:
+                hook.resolving_view = view
 
     hook._handle_dflash = handle_as_on_cuda
 
@@ -118,8 +136,8 @@ class CpuShims(importlib.abc.MetaPathFinder):
             self.after = {
                 "sglang.srt.layers.attention.attention_registry": _register_native_attention,
                 "sglang.srt.models.dflash": _cast_draft_input,
-                "sglang.srt.arg_groups.speculative_hook": _accept_this_device,  # not in 0.5.11 and 0.5.12
-                "sglang.srt.speculative.triton_ops.cache_locs": _read_cache_locations,  # not before 0.5.13, nor from 0.5.16 on
+                "sglang.srt.arg_groups.speculative_hook": _accept_this_device,  # from 0.5.13 on
+                "sglang.srt.speculative.triton_ops.cache_locs": _read_cache_locations,  # 0.5.13 to 0.5.15
             }
 
     def find_spec(self, name, path=None, target=None):
