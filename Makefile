@@ -33,7 +33,7 @@ lint: $(VENV)/installed
 
 setup: $(VENV)/installed
 
-# The real SGLang for the CPU and the real wheel, in the cache (about two minutes and 2 GB the first time).
+# The real SGLang releases that `make test` serves on the CPU, and their wheels, in the cache (some minutes the first time).
 rig: $(VENV)/installed
 	$(BIN)/python -m scripts.rig.target
 

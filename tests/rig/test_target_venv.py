@@ -2,10 +2,12 @@
 
 import importlib.metadata
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from scripts.rig.target import site_packages
+from scripts.rig.releases import ALWAYS
+from scripts.rig.target import copy_target, site_packages, target_venv
 
 
 def test_wheel_tree_is_what_the_wheel_records(wheel_tree):
@@ -15,23 +17,25 @@ def test_wheel_tree_is_what_the_wheel_records(wheel_tree):
     assert not missing
 
 
-def test_copy_has_its_own_sglang_and_shares_the_rest(target_venv, target_copy):
+def ask(venv):
+    """[prefix, and where sglang, torch and transformers come from, and sglang's version] of a venv's Python."""
     question = (
-        "import sys, sglang, torch, importlib.metadata as m;"
-        "print(sys.prefix, sglang.__file__, torch.__file__, m.version('sglang'), sep='\\n')"
+        "import sys, sglang, torch, transformers, importlib.metadata as m;"
+        "print(sys.prefix, sglang.__file__, torch.__file__, transformers.__file__, m.version('sglang'), sep='\\n')"
     )
-    done = subprocess.run(
-        [target_copy / "bin/python", "-I", "-c", question], capture_output=True, text=True, check=True
-    )
-    own, shared = site_packages(target_copy), site_packages(target_venv)
-    assert done.stdout.split("\n")[:4] == [
-        str(target_copy),
-        str(own / "sglang/__init__.py"),
-        str(shared / "torch/__init__.py"),
-        "0.5.11",
-    ]
-    server_args = "sglang/srt/server_args.py"
-    assert not (own / server_args).samefile(shared / server_args)
+    done = subprocess.run([venv / "bin/python", "-I", "-c", question], capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")[:5]
+
+
+@pytest.mark.parametrize("release", ALWAYS, ids=lambda release: release.version)
+def test_copy_has_its_own_sglang_and_shares_the_rest(release, tmp_path):
+    venv = target_venv(release)
+    copy = copy_target(tmp_path / "copy", release)
+    (_, cached, *shared), (prefix, own, *rest) = ask(venv), ask(copy)
+    assert prefix == str(copy) and own == str(site_packages(copy) / "sglang/__init__.py")
+    assert rest == shared and rest[-1] == release.version
+    assert not any(path.startswith(str(venv)) for path in shared[:2])  # several targets import the same torch
+    assert not Path(own).samefile(cached)
 
 
 @pytest.mark.server
