@@ -20,7 +20,7 @@ from patcher.jobs.verify import Verify
 from patcher.messages import message_console
 from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
-from patcher.series import catalogue
+from patcher.series.catalogue import catalogue
 from patcher.suite import load_suite
 from patcher.team import Node
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patcher import udiff
-from patcher.series_model import PRISTINE, UNKNOWN, Series, line_digest
+from patcher.series import udiff
+from patcher.series.model import PRISTINE, UNKNOWN, Series, line_digest
 
 
 @dataclass(frozen=True)

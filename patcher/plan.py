@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patcher import udiff
 from patcher.drift import Difference, describe
 from patcher.errors import Conflict, Drift, Locked, SeriesProblem
 from patcher.moment import local_time
-from patcher.series_model import PRISTINE, UNKNOWN, Series, sha256
+from patcher.series import udiff
+from patcher.series.model import PRISTINE, UNKNOWN, Series, sha256
 
 EARLIER = "an earlier series"
 MIXED = "mixed"

@@ -26,7 +26,7 @@ from typing import Any
 import paramiko
 
 from patcher import __version__
-from patcher.series import catalogue
+from patcher.series.catalogue import catalogue
 from scripts.apply_bench.contestants import Ansible, Tool, ansible_venv, ansible_versions, write_finished
 from scripts.apply_bench.delay_line import DelayLines
 from scripts.apply_bench.fleet import Fleet, changed, sizes

@@ -17,8 +17,8 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from patcher import fork  # noqa: E402
 from patcher.errors import DdtreePatchError  # noqa: E402
+from patcher.series import worktree  # noqa: E402
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,12 +32,12 @@ def main(version: str, work: Path, make: bool, wheel: Path | None, package: str,
     series_dir = patches / f"{package}-{version}"
     try:
         if not make:
-            series = fork.export(work, package, version, series_dir)
+            series = worktree.export(work, package, version, series_dir)
             click.echo(f"{series_dir}: {len(series.patches)} patches, {len(series.files)} files")
             return
         with tempfile.TemporaryDirectory() as directory:
-            source = wheel or fork.download_wheel(package, version, Path(directory))
-            count = fork.init(work, source, package, version, series_dir)
+            source = wheel or worktree.download_wheel(package, version, Path(directory))
+            count = worktree.init(work, source, package, version, series_dir)
         click.echo(f"{work}: {package} {version} and {count} patches")
     except DdtreePatchError as error:
         click.echo(f"{error}\n{error.detail}{error.next_step}", err=True)

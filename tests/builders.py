@@ -9,9 +9,9 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-from patcher import udiff
-from patcher.series_model import Series
-from patcher.series_write import PatchText, write_series
+from patcher.series import udiff
+from patcher.series.model import Series
+from patcher.series.write import PatchText, write_series
 
 VERSION = "0.5.11"
 PRISTINE: dict[str, bytes | None] = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from builders import DDTREE, PRISTINE, TEMPERATURE, files_after, make_package
 
-from patcher import fork
 from patcher.errors import SeriesProblem, UsageProblem
-from patcher.series import check_against, load_series
+from patcher.series import worktree
+from patcher.series.catalogue import check_against, load_series
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "refresh_series.py"
 ARGS, INFO, WORKER = "sglang/srt/args.py", "sglang/srt/info.py", "sglang/srt/worker.py"
@@ -33,14 +33,14 @@ def wheel(tmp_path_factory):
 @pytest.fixture
 def work(tmp_path, wheel):
     directory = tmp_path / "work"
-    assert fork.init(directory, wheel, "sglang", "0.5.11", tmp_path / "none") == 0
+    assert worktree.init(directory, wheel, "sglang", "0.5.11", tmp_path / "none") == 0
     return directory
 
 
 def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tmp_path):
     two_stages(work)
     first = tmp_path / "patches" / "sglang-0.5.11"
-    series = fork.export(work, "sglang", "0.5.11", first)
+    series = worktree.export(work, "sglang", "0.5.11", first)
     check_against(series, PRISTINE)
     assert [(patch.name, patch.stage, patch.purpose) for patch in series.patches] == [
         ("tree", "ddtree", "Builds the tree."),
@@ -50,15 +50,15 @@ def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tm
         for path in series.files:
             assert series.render(path, PRISTINE[path], stage) == files_after(stage)[path]
     again = tmp_path / "again"
-    assert fork.init(again, wheel, "sglang", "0.5.11", first) == 2
+    assert worktree.init(again, wheel, "sglang", "0.5.11", first) == 2
     second = tmp_path / "patches2" / "sglang-0.5.11"
-    fork.export(again, "sglang", "0.5.11", second)
+    worktree.export(again, "sglang", "0.5.11", second)
     assert contents(first) == contents(second)
 
 
 def test_the_users_settings_of_git_change_nothing(work, tmp_path, monkeypatch):
     two_stages(work)
-    fork.export(work, "sglang", "0.5.11", tmp_path / "plain")
+    worktree.export(work, "sglang", "0.5.11", tmp_path / "plain")
     settings = tmp_path / "gitconfig"
     settings.write_text(
         "[core]\nabbrev = 5\nautocrlf = true\nquotePath = false\n[diff]\nnoprefix = true\nmnemonicPrefix = true\n"
@@ -68,20 +68,20 @@ def test_the_users_settings_of_git_change_nothing(work, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     for line in ("core.abbrev 4", "diff.noprefix true", "diff.context 0", "diff.algorithm patience"):
         subprocess.run(["git", "config", "--file", str(work / ".git/config"), *line.split()], check=True)
-    fork.export(work, "sglang", "0.5.11", tmp_path / "odd")
+    worktree.export(work, "sglang", "0.5.11", tmp_path / "odd")
     assert contents(tmp_path / "plain") == contents(tmp_path / "odd")
 
 
 def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
     directory = tmp_path / "sglang-0.5.11"
     two_stages(work)
-    fork.export(work, "sglang", "0.5.11", directory)
+    worktree.export(work, "sglang", "0.5.11", directory)
     text = (directory / "series.toml").read_text()
     text = text.replace('versions = ["0.5.11"]', 'versions = ["0.5.11", "0.5.11.post1"]')
     text = text.replace("adds DDTree", "brings DDTree").replace("top_p_renorm_prob", "top_q_renorm_prob")
     (directory / "series.toml").write_text(text)
     git(work, "reset", "-q", "--hard", "HEAD~1")
-    series = fork.export(work, "sglang", "0.5.11", directory)
+    series = worktree.export(work, "sglang", "0.5.11", directory)
     assert series.versions == ("0.5.11", "0.5.11.post1") and "top_q_renorm_prob" in series.ops
     assert [stage.purpose[:12] for stage in series.stages] == ["brings DDTre"]
     assert [path.name for path in directory.glob("*.patch")] == ["0001-tree.patch"]
@@ -89,10 +89,10 @@ def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
 
 def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
     with pytest.raises(SeriesProblem, match="no commit"):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     (work / ARGS).write_bytes(b"edited\n")
     with pytest.raises(UsageProblem, match="not committed"):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -111,7 +111,7 @@ def test_messages_that_are_refused(work, tmp_path, message, said):
     write(work, {ARGS: DDTREE[ARGS]})
     commit(work, message)
     with pytest.raises(SeriesProblem, match=said):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
 
 
 def rename(work):
@@ -164,7 +164,7 @@ def test_changes_that_are_refused(work, tmp_path, change):
     else:
         commit(work, "tree\n\nBuilds.\n\nStage: ddtree")
     with pytest.raises(SeriesProblem):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -174,23 +174,23 @@ def test_stages_in_the_wrong_order_names_twice_and_merges(work, tmp_path):
     write(work, {ARGS: DDTREE[ARGS]})
     commit(work, "builder\n\nx\n\nStage: ddtree")
     with pytest.raises(SeriesProblem, match="builder is of stage ddtree, but follows tree of stage temperature"):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     git(work, *WHO, "commit", "-q", "--amend", "-m", "tree\n\nx\n\nStage: temperature")
     with pytest.raises(SeriesProblem, match="same subject"):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     git(work, "checkout", "-q", "-b", "side", "HEAD~1")
     write(work, {WORKER: DDTREE[WORKER]})
     commit(work, "side\n\nx\n\nStage: temperature")
     git(work, *WHO, "merge", "-q", "-m", "merge\n\nx\n\nStage: temperature", "series")
     with pytest.raises(SeriesProblem, match="merge"):
-        fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
 
 
 def test_new_empty_and_removed_files(work, tmp_path):
     write(work, {"sglang/empty.py": b"", "sglang/größe.py": b"x\n", "sglang/no_end.py": b"x"})
     (work / INFO).unlink()
     commit(work, "tree\n\nx\n\nStage: ddtree")
-    series = fork.export(work, "sglang", "0.5.11", tmp_path / "out")
+    series = worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     assert {path: series.render(path, PRISTINE.get(path), "ddtree") for path in series.files} == {
         "sglang/empty.py": b"",
         "sglang/größe.py": b"x\n",
@@ -201,13 +201,13 @@ def test_new_empty_and_removed_files(work, tmp_path):
 
 def test_a_wheel_that_is_another_or_damaged(tmp_path, wheel):
     with pytest.raises(UsageProblem, match=r"not the wheel of sglang 0\.5\.12"):
-        fork.init(tmp_path / "work", wheel, "sglang", "0.5.12", tmp_path)
+        worktree.init(tmp_path / "work", wheel, "sglang", "0.5.12", tmp_path)
     damaged = tmp_path / "damaged.whl"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(damaged, "w") as new:
         for name in old.namelist():
             new.writestr(name, b"other\n" if name == ARGS else old.read(name))
     with pytest.raises(UsageProblem, match="RECORD"):
-        fork.init(tmp_path / "work2", damaged, "sglang", "0.5.11", tmp_path)
+        worktree.init(tmp_path / "work2", damaged, "sglang", "0.5.11", tmp_path)
 
 
 def test_the_script(wheel, tmp_path):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from builders import DDTREE, PRISTINE, STAGES, files_after, inspection, make_package, make_series
 
-from patcher import udiff_parse
 from patcher.errors import Conflict, Drift, Locked
 from patcher.plan import Plan, make_plan, make_revert_plan
-from patcher.udiff import apply
+from patcher.series import udiff_parse
+from patcher.series.udiff import apply
 
 ARGS, INFO, NEW, WORKER = "sglang/srt/args.py", "sglang/srt/info.py", "sglang/srt/ddtree.py", "sglang/srt/worker.py"
 PATHS = (ARGS, INFO, NEW, WORKER)

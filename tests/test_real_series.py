@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from builders import inspection
 
-from patcher import udiff_parse
 from patcher.plan import make_plan, make_revert_plan
-from patcher.series import catalogue, check_against, choose
+from patcher.series import udiff_parse
+from patcher.series.catalogue import catalogue, check_against, choose
 
 PACKAGE = Path(__file__).resolve().parent.parent / "patches"
 

@@ -12,10 +12,10 @@ import pytest
 import tomlkit
 from builders import PRISTINE, STAGES, files_after, make_series
 
-from patcher import udiff
 from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
-from patcher.series import ROOT_VARIABLE, catalogue, check_against, choose, load_series
-from patcher.series_model import identity
+from patcher.series import udiff
+from patcher.series.catalogue import ROOT_VARIABLE, catalogue, check_against, choose, load_series
+from patcher.series.model import identity
 
 ARGS, NEW, WORKER = "sglang/srt/args.py", "sglang/srt/ddtree.py", "sglang/srt/worker.py"
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patcher import udiff
 from patcher.errors import Conflict, SeriesProblem
-from patcher.udiff_parse import parse
+from patcher.series import udiff
+from patcher.series.udiff_parse import parse
 
 PATH = "sglang/x.py"
 A = b"a\nb\nc\nd\ne\nf\ng\n"

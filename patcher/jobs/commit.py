@@ -14,7 +14,7 @@ from patcher.errors import Conflict, Locked, RollbackFailed
 from patcher.jobs.session import Session
 from patcher.moment import local_time
 from patcher.plan import Plan
-from patcher.series_model import PRISTINE
+from patcher.series.model import PRISTINE
 
 # Importing SGLang loads torch, which takes many seconds on a cold page cache.
 IMPORT_TIMEOUT_S = 300.0

@@ -10,7 +10,7 @@ from patcher.jobs.session import Session, stage_named
 from patcher.jobs.states import file_states, overall_state, shown
 from patcher.moment import local_time
 from patcher.plan import make_plan
-from patcher.series_model import Series
+from patcher.series.model import Series
 from patcher.services.flags import port_of
 from patcher.services.process import ended_server
 from patcher.target import describe_process, serving_processes

@@ -9,8 +9,8 @@ from patcher.config import HostSettings
 from patcher.connection import Connection
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.result import WARNING, HostResult
-from patcher.series import choose
-from patcher.series_model import Series
+from patcher.series.catalogue import choose
+from patcher.series.model import Series
 from patcher.target import Target, find_target
 from patcher.team import Node
 

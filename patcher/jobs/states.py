@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patcher.jobs.session import Session
-from patcher.series_model import Series
+from patcher.series.model import Series
 
 PRISTINE, UNKNOWN = "pristine", "unknown"
 MIXED, DRIFT = "mixed", "drift"

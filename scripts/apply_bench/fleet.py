@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from patcher.series_model import Series, sha256
+from patcher.series.model import Series, sha256
 from scripts.apply_bench.delay_line import DelayLines
 from scripts.rig import target
 from scripts.rig.sshd import Sshd

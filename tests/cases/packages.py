@@ -18,8 +18,8 @@ import tomlkit
 from builders import VERSION, make_package
 from command_line import Said
 
-from patcher import udiff
-from patcher.series_model import line_digest, sha256
+from patcher.series import udiff
+from patcher.series.model import line_digest, sha256
 
 X, Y = "sglang/x.py", "sglang/y.py"
 A = b"a\nb\nc\nd\ne\nf\ng\n"

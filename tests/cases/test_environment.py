@@ -17,7 +17,7 @@ from command_line import said_by, start_tool
 from packages import PATCHED, A, Venv, X, Y, contents, make_wheel, patch_of, told
 
 from patcher.agent.record import record_lines
-from patcher.series_model import sha256
+from patcher.series.model import sha256
 
 BOTH = patch_of(X, Y)
 INFO = f"sglang-{VERSION}.dist-info"

@@ -13,7 +13,7 @@ from typing import Any
 
 from patcher.errors import DdtreePatchError
 from patcher.plan import make_plan, make_revert_plan
-from patcher.series import load_series
+from patcher.series.catalogue import load_series
 from tests.builders import make_series
 from tests.faults.cells import JOBS, KILLED_AT, Job
 from tests.installations import Installation

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from patcher import udiff
 from patcher.errors import Conflict
-from patcher.udiff_parse import parse
+from patcher.series import udiff
+from patcher.series.udiff_parse import parse
 from tests.fuzz.damage import damaged
 
 PATHS = ("sglang/x.py", "sglang/y.py", "sglang/new.py")

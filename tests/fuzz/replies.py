@@ -23,7 +23,7 @@ from patcher.jobs.session import Session
 from patcher.jobs.verify import Verify
 from patcher.remote import BOOTSTRAP
 from patcher.result import HostResult
-from patcher.series_model import Series
+from patcher.series.model import Series
 from patcher.team import alone
 from tests.fuzz.damage import damaged
 

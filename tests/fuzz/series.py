@@ -11,8 +11,8 @@ from random import Random
 
 from patcher.errors import Conflict
 from patcher.plan import make_plan
-from patcher.series import load_series
-from patcher.series_model import sha256
+from patcher.series.catalogue import load_series
+from patcher.series.model import sha256
 from tests.builders import inspection, make_series
 from tests.fuzz.damage import damaged
 from tests.fuzz.patches import Files, changed_files, edited, stays_inside

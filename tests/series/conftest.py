@@ -12,8 +12,8 @@ from reference import Reference, collect
 from serving import REFERENCE_EXTRA, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
-from patcher.series import catalogue, choose
-from patcher.series_model import Series
+from patcher.series.catalogue import catalogue, choose
+from patcher.series.model import Series
 from scripts.rig import server, target
 
 INSIDE = Path(__file__).parent / "inside"

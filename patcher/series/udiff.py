@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from difflib import diff_bytes, unified_diff
 
 from patcher.errors import Conflict
-from patcher.udiff_names import quote
+from patcher.series.udiff_names import quote
 
 NO_NEWLINE = "\\ No newline at end of file"
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patcher import udiff, udiff_parse
 from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
-from patcher.series_model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+from patcher.series import udiff, udiff_parse
+from patcher.series.model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+from patcher.series.udiff_names import nested
 from patcher.shipped import shipped
-from patcher.udiff_names import nested
 
 ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
 ABSENT = "absent"

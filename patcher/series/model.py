@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patcher import udiff
 from patcher.errors import SeriesProblem
+from patcher.series import udiff
 
 PRISTINE = "pristine"
 UNKNOWN = "unknown"

@@ -11,9 +11,9 @@ from typing import Any
 
 import tomlkit
 
-from patcher import udiff, udiff_parse
-from patcher.series import ABSENT, LINES, PATCH_FILE, SETTINGS, check_against, load_series
-from patcher.series_model import PRISTINE, Series, line_digest, sha256
+from patcher.series import udiff, udiff_parse
+from patcher.series.catalogue import ABSENT, LINES, PATCH_FILE, SETTINGS, check_against, load_series
+from patcher.series.model import PRISTINE, Series, line_digest, sha256
 
 NOTE = "Written by scripts/refresh_series.py from a git work tree: edit there, not here."
 

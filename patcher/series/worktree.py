@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from patcher import udiff, udiff_parse
 from patcher.errors import SeriesProblem, UsageProblem
-from patcher.series import SETTINGS, load_series, read_settings
-from patcher.series_model import Series
-from patcher.series_write import PatchText, write_series
+from patcher.series import udiff, udiff_parse
+from patcher.series.catalogue import SETTINGS, load_series, read_settings
+from patcher.series.model import Series
+from patcher.series.write import PatchText, write_series
 
 BASE = "pristine"
 PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

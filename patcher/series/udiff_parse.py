@@ -16,8 +16,8 @@ from unidiff import PatchedFile, PatchSet
 from unidiff.errors import UnidiffParseError
 
 from patcher.errors import SeriesProblem
-from patcher.udiff import NO_NEWLINE, FilePatch, Hunk, split_lines
-from patcher.udiff_names import file_name, git_names, nested
+from patcher.series.udiff import NO_NEWLINE, FilePatch, Hunk, split_lines
+from patcher.series.udiff_names import file_name, git_names, nested
 
 FOOTER = "-- "
 HUNK_START = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
