@@ -10,7 +10,7 @@ import pytest
 from builders import DDTREE, PRISTINE, STAGES, files_after, inspection, make_package, make_series
 
 from patcher.errors import Conflict, Drift, Locked
-from patcher.plan import Plan, make_plan, make_revert_plan
+from patcher.plan.plan import Plan, make_plan, make_revert_plan
 from patcher.series import udiff_parse
 from patcher.series.udiff import apply
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import inspection
 
-from patcher.plan import make_plan, make_revert_plan
+from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series import udiff_parse
 from patcher.series.catalogue import catalogue, check_against, choose
 

@@ -13,7 +13,7 @@ from patcher import __version__
 from patcher.errors import Conflict, Locked, RollbackFailed
 from patcher.jobs.session import Session
 from patcher.moment import local_time
-from patcher.plan import Plan
+from patcher.plan.plan import Plan
 from patcher.series.model import PRISTINE
 
 # Importing SGLang loads torch, which takes many seconds on a cold page cache.

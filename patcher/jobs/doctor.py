@@ -13,7 +13,7 @@ from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import stage_named
 from patcher.kernels import ops_of
 from patcher.moment import local_time
-from patcher.plan import make_plan
+from patcher.plan.plan import make_plan
 from patcher.result import WARNING, Step
 from patcher.target import refuse_other_copy
 

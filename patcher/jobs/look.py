@@ -7,9 +7,9 @@ from typing import Any
 from patcher.errors import BadAnswer, UnsupportedVersion
 from patcher.jobs.serving import LEFT_DOWN
 from patcher.jobs.session import Session, stage_named
-from patcher.jobs.states import file_states, overall_state, shown
 from patcher.moment import local_time
-from patcher.plan import make_plan
+from patcher.plan.plan import make_plan
+from patcher.plan.states import file_states, overall_state, shown
 from patcher.series.model import Series
 from patcher.services.flags import port_of
 from patcher.services.process import ended_server

@@ -9,7 +9,7 @@ from patcher.errors import UnsupportedVersion
 from patcher.jobs.commit import commit, describe
 from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
-from patcher.plan import make_revert_plan
+from patcher.plan.plan import make_revert_plan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from patcher.errors import DdtreePatchError, Interrupted, Locked, RollbackFailed
 from patcher.jobs.commit import undo
 from patcher.jobs.serving import Serving
 from patcher.jobs.session import Session
-from patcher.plan import Plan
+from patcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.jobs.session import Session
-from patcher.plan import refuse_moving_files
+from patcher.plan.plan import refuse_moving_files
 
 
 class Verify:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import DdtreePatchError
-from patcher.plan import make_plan, make_revert_plan
+from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series.catalogue import load_series
 from tests.builders import make_series
 from tests.faults.cells import JOBS, KILLED_AT, Job

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.drift import Difference, describe
 from patcher.errors import Conflict, Drift, Locked, SeriesProblem
 from patcher.moment import local_time
+from patcher.plan.drift import Difference, describe
 from patcher.series import udiff
 from patcher.series.model import PRISTINE, UNKNOWN, Series, sha256
 

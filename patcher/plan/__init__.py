@@ -1,0 +1,1 @@
+"""What is to be done to an installation: decided from a series and an inspection, before anything is changed."""
