@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patcher.config import LOCAL_NAME, HostSettings, load_config, searched
-from patcher.connection import Connection
 from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
 from patcher.jobs.apply import Apply, ApplyOptions
@@ -21,6 +20,7 @@ from patcher.messages import message_console
 from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
 from patcher.series.catalogue import catalogue
+from patcher.ssh.connection import Connection
 from patcher.suite import load_suite
 from patcher.team import Node
 

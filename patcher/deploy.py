@@ -18,10 +18,10 @@ from typing import Protocol
 
 from patcher import __version__, interrupts
 from patcher.config import HostSettings
-from patcher.connection import Connection, connect
 from patcher.errors import DdtreePatchError, Interrupted, NotTouched
 from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
+from patcher.ssh.connection import Connection, connect
 from patcher.team import Node, Team
 
 _LOOK = 0.1  # seconds between two looks for an interrupt

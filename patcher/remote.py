@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from patcher import errors, replies
-from patcher.connection import Completed, Connection
 from patcher.shapes import problem
+from patcher.ssh.connection import Completed, Connection
 
 BOOTSTRAP = (
     'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))'

@@ -11,10 +11,10 @@ from typing import Any
 
 from patcher import replies
 from patcher.config import HostSettings
-from patcher.connection import Connection
 from patcher.errors import Conflict, NoInstallation, UsageProblem
 from patcher.remote import ANY_PYTHON, call_agent
 from patcher.services.flags import port_of
+from patcher.ssh.connection import Connection
 
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # In a log: SGLang prints all of its arguments when it starts, and frameworks print command lines and headers.

@@ -8,8 +8,8 @@ import pytest
 from stub_sglang import StubServer
 
 from patcher.client import HttpStatus, ServerBroke, ServerProblem, ServerRefused, ServerTimeout, SglangClient
-from patcher.connection import LocalConnection
 from patcher.errors import NotReady
+from patcher.ssh.connection import LocalConnection
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 5}
 

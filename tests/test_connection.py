@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from patcher.config import HostSettings
-from patcher.connection import LocalConnection, connect
 from patcher.errors import AuthenticationProblem, HostUnreachable
+from patcher.ssh.connection import LocalConnection, connect
 from tests.web import Pages
 
 

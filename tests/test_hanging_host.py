@@ -20,10 +20,10 @@ import pytest
 from builders import make_package, make_series
 from command_line import said_by, start_tool
 
-from patcher.connection import SshConnection
 from patcher.errors import HostUnreachable
-from patcher.ssh_auth import authenticate
-from patcher.ssh_config import SshTarget
+from patcher.ssh.auth import authenticate
+from patcher.ssh.config import SshTarget
+from patcher.ssh.connection import SshConnection
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from fake_service import FakeClock, FakeService, process
 from stub_sglang import StubServer
 
 from patcher.client import SglangClient
-from patcher.connection import LocalConnection
 from patcher.errors import HostUnreachable, NotReady
 from patcher.readiness import OLD_LISTENER_S, wait_ready
+from patcher.ssh.connection import LocalConnection
 from patcher.suite import SAMPLING_PATHS, Prompt
 
 STARTED_AFTER = 400.0

@@ -17,13 +17,13 @@ from stub_venv import make_stub_venv
 from patcher import readiness
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
-from patcher.connection import LocalConnection
 from patcher.errors import Locked, NotReady
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.services.host_script import left_behind
 from patcher.services.process import state_name
+from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
 
 SECRET = "hunter2-hunter2"

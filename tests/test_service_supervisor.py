@@ -13,11 +13,11 @@ from stub_venv import make_stub_venv
 from patcher import readiness
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
-from patcher.connection import LocalConnection
 from patcher.errors import NotReady, UsageProblem
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
+from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
 
 BIN = Path(sys.executable).parent

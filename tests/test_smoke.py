@@ -7,11 +7,11 @@ from fake_service import FakeService, process
 from stub_sglang import GREEDY_FALLBACK, StubServer
 
 from patcher.client import SglangClient
-from patcher.connection import LocalConnection
 from patcher.divergence import examine, first_difference
 from patcher.errors import SmokeFailed, UsageProblem
 from patcher.smoke import CHECKS, record_baseline, run_suite
 from patcher.smoke_checks import distinct_after_equal_first
+from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt, load_suite
 
 SUITE = dataclasses.replace(load_suite("tiny"), max_new_tokens=24, timeout=10.0)

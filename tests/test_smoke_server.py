@@ -9,11 +9,11 @@ import pytest
 
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
-from patcher.connection import LocalConnection
 from patcher.readiness import wait_ready
 from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.smoke import run_suite
+from patcher.ssh.connection import LocalConnection
 from patcher.suite import load_suite
 
 pytestmark = pytest.mark.server

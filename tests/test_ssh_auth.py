@@ -11,8 +11,8 @@ import paramiko
 import pytest
 
 from patcher.errors import AuthenticationProblem
-from patcher.ssh_auth import authenticate
-from patcher.ssh_config import SshTarget
+from patcher.ssh.auth import authenticate
+from patcher.ssh.config import SshTarget
 
 
 class StandInServer(paramiko.ServerInterface):

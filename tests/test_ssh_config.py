@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from patcher import ssh_config
 from patcher.errors import HostUnreachable, UsageProblem
-from patcher.ssh_config import resolve
+from patcher.ssh import config
+from patcher.ssh.config import resolve
 
 
 @pytest.fixture
@@ -163,5 +163,5 @@ def test_a_missing_configuration_file(monkeypatch, tmp_path: Path):
 def test_no_ssh_client(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostUnreachable, match="no ssh client") as failure:
-        ssh_config.resolve("gpu")
+        config.resolve("gpu")
     assert failure.value.exit_code == 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from patcher.connection import Completed
 from patcher.errors import UsageProblem
 from patcher.services.base import COMMAND_TIMEOUT_S, LOG_LIMIT, Service
+from patcher.ssh.connection import Completed
 
 
 class CommandService(Service):

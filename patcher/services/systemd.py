@@ -6,9 +6,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patcher.connection import Completed
 from patcher.errors import NotReady, UsageProblem
 from patcher.services.base import Service
+from patcher.ssh.connection import Completed
 
 PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"
 JOURNAL = ("journalctl", "--no-pager", "--quiet")

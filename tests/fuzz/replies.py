@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from patcher.config import EndpointSettings, HostSettings
-from patcher.connection import Completed, LocalConnection
 from patcher.deploy import Job
 from patcher.errors import DdtreePatchError
 from patcher.jobs.apply import Apply, ApplyOptions
@@ -24,6 +23,7 @@ from patcher.jobs.verify import Verify
 from patcher.remote import BOOTSTRAP
 from patcher.result import HostResult
 from patcher.series.model import Series
+from patcher.ssh.connection import Completed, LocalConnection
 from patcher.team import alone
 from tests.fuzz.damage import damaged
 

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import paramiko
 
-from patcher import host_keys, ssh_auth, ssh_config
-from patcher.channel_socket import ChannelSocket
 from patcher.errors import AuthenticationProblem, BadAnswer, HostUnreachable
-from patcher.ssh_config import SshTarget
-from patcher.streams import LIMIT, Streams
+from patcher.ssh import auth, config, host_keys
+from patcher.ssh.channel_socket import ChannelSocket
+from patcher.ssh.config import SshTarget
+from patcher.ssh.streams import LIMIT, Streams
 
 if TYPE_CHECKING:
     from patcher.config import HostSettings
@@ -134,7 +134,7 @@ def connect(host: HostSettings) -> Connection:
     """Open the connection that HOST's settings describe. Raises HostUnreachable and its kinds, UsageProblem."""
     if host.local:
         return LocalConnection(host.name, sudo=host.sudo)
-    target = ssh_config.resolve(host.address or host.name, user=host.user or None, port=host.port)
+    target = config.resolve(host.address or host.name, user=host.user or None, port=host.port)
     return SshConnection(target, name=host.name, sudo=host.sudo)
 
 
@@ -215,7 +215,7 @@ class SshConnection(Connection):
             link.close()
             if _is_long_ago(began, hop):
                 awaited = "the key exchange" if transport.remote_version else "the first line of its SSH server"
-                raise ssh_auth.no_answer(hop, awaited) from error
+                raise auth.no_answer(hop, awaited) from error
             raise HostUnreachable(
                 f"no SSH server answers: {str(error) or type(error).__name__}",
                 where=hop.name,
@@ -223,7 +223,7 @@ class SshConnection(Connection):
             ) from error
         try:
             host_keys.check(hop, key.get_name(), key.asbytes(), known)
-            ssh_auth.authenticate(transport, hop)
+            auth.authenticate(transport, hop)
             transport.set_keepalive(hop.alive_interval)
         except BaseException:
             transport.close()
@@ -311,14 +311,14 @@ class SshConnection(Connection):
             channel.exec_command(command)
         except paramiko.SSHException as error:
             if _is_long_ago(began, self.target):
-                raise ssh_auth.no_answer(self.target, "a program to start") from error
+                raise auth.no_answer(self.target, "a program to start") from error
             raise
         finally:
             patience.cancel()
 
     def _lost(self, error: Exception | None) -> HostUnreachable:
         if str(error) == "Timeout opening channel.":  # paramiko has no type of its own for it
-            return ssh_auth.no_answer(self.target, "a channel, after the login")
+            return auth.no_answer(self.target, "a channel, after the login")
         return HostUnreachable(
             "the connection was lost",
             where=self.name,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.errors import HostKeyProblem, HostUnreachable
-from patcher.ssh_config import SshTarget
+from patcher.ssh.config import SshTarget
 
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 

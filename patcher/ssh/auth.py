@@ -19,7 +19,7 @@ import paramiko
 from paramiko.agent import AgentSSH
 
 from patcher.errors import AuthenticationProblem, HostUnreachable
-from patcher.ssh_config import SshTarget
+from patcher.ssh.config import SshTarget
 
 LOCKED = " needs a passphrase and no agent holds it"
 

@@ -1,0 +1,1 @@
+"""Programs and ports of a host, reached as `ssh` itself would reach it, or on this machine."""
