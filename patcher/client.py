@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from patcher.errors import NotReady
-from patcher.shapes import COUNT, problem
+from patcher.wire.shapes import COUNT, problem
 
 QUICK_S = 30.0
 ANSWER_LIMIT = 64 << 20  # bytes; the largest that are expected, hundreds of samples with their ids, have a few MiB

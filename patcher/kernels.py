@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import KernelProblem
-from patcher.shapes import ANY, COUNT, each, problem
+from patcher.wire.shapes import ANY, COUNT, each, problem
 
 PROBE = Path(__file__).with_name("kernel_probe.py")
 PROBE_TIMEOUT_S = 550.0  # some releases build the op at its first call

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patcher import replies
 from patcher.config import HostSettings
 from patcher.errors import Conflict, NoInstallation, UsageProblem
-from patcher.remote import ANY_PYTHON, call_agent
 from patcher.services.flags import port_of
 from patcher.ssh.connection import Connection
+from patcher.wire import replies
+from patcher.wire.call import ANY_PYTHON, call_agent
 
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # In a log: SGLang prints all of its arguments when it starts, and frameworks print command lines and headers.

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patcher.remote import call_agent
 from patcher.ssh.connection import LocalConnection
+from patcher.wire.call import call_agent
 from tests.builders import DDTREE, PRISTINE, TEMPERATURE, make_package
 
 STAGES: dict[str, Mapping[str, bytes | None]] = {

@@ -13,8 +13,8 @@ import pytest
 
 from patcher.agent.keepers import unit_of
 from patcher.agent.processes import is_launcher
-from patcher.remote import call_agent
 from patcher.ssh.connection import LocalConnection
+from patcher.wire.call import call_agent
 from scripts.rig.processes import end_group
 from tests.installations import Installation
 

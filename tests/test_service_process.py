@@ -19,12 +19,12 @@ from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
 from patcher.readiness import wait_ready
-from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.services.host_script import left_behind
 from patcher.services.process import state_name
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
+from patcher.wire.call import call_agent
 
 SECRET = "hunter2-hunter2"
 PATCHED = {"--speculative-algorithm": "DDTREE", "--stub-mode": "samples"}

@@ -15,10 +15,10 @@ from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.errors import NotReady, UsageProblem
 from patcher.readiness import wait_ready
-from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
+from patcher.wire.call import call_agent
 
 BIN = Path(sys.executable).parent
 CONFIG = """

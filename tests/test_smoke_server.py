@@ -10,11 +10,11 @@ import pytest
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.readiness import wait_ready
-from patcher.remote import call_agent
 from patcher.service import ServiceHost, make_service
 from patcher.smoke import run_suite
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import load_suite
+from patcher.wire.call import call_agent
 
 pytestmark = pytest.mark.server
 SUITE = dataclasses.replace(load_suite("tiny"), max_new_tokens=32, samples=8)

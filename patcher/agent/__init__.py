@@ -1,6 +1,6 @@
 """The program that runs on the host: it looks, and it changes files all or nothing.
 
-Standard library only, CPython 3.9 or later. ``patcher.remote`` sends this package as one
+Standard library only, CPython 3.9 or later. ``patcher.wire.call`` sends this package as one
 text over standard input, followed by one JSON request; it answers with one framed JSON
 reply. It decides nothing: it is given complete new files and the sha256 that each old
 file must still have, and ends with all of the old or all of the new. What it does in

@@ -9,7 +9,7 @@ from typing import Any
 
 from patcher.errors import NotReady, UsageProblem
 from patcher.services.base import Service
-from patcher.shapes import COUNT, problem
+from patcher.wire.shapes import COUNT, problem
 
 STOP_S = 60  # from TERM to KILL
 _STATE = {"Pid": COUNT, "Status": str, "ExitCode": int, "StartedAt": str}

@@ -19,10 +19,10 @@ from typing import Any
 
 from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
-from patcher.services.answers import kept_state, last_ended_port
 from patcher.services.base import Service, ServiceHost
 from patcher.services.flags import apply_flags
 from patcher.target import redacted
+from patcher.wire.answers import kept_state, last_ended_port
 
 LAST_ENDED = "service"  # {"port"}: of the server that was ended last
 GRACE_S = 60.0  # to end after TERM; again after KILL; again for the port

@@ -20,11 +20,11 @@ from patcher.jobs.look import Diff, History, List, Status
 from patcher.jobs.revert import Revert, RevertOptions
 from patcher.jobs.session import Session
 from patcher.jobs.verify import Verify
-from patcher.remote import BOOTSTRAP
 from patcher.result import HostResult
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection
 from patcher.team import alone
+from patcher.wire.call import BOOTSTRAP
 from tests.fuzz.damage import damaged
 
 ODD: tuple[Any, ...] = (

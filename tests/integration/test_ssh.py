@@ -18,8 +18,8 @@ import pytest
 
 from patcher.config import HostSettings
 from patcher.errors import AuthenticationProblem, HostKeyProblem, HostUnreachable, UsageProblem
-from patcher.remote import call_agent
 from patcher.ssh.connection import Connection, connect
+from patcher.wire.call import call_agent
 from scripts.rig.sshd import Sshd
 from tests.installations import Installation
 from tests.ssh_keys import RunningAgent, new_key

@@ -14,11 +14,11 @@ from patcher import client
 from patcher.client import ServerBroke, SglangClient
 from patcher.errors import BadAnswer, HostUnreachable, RollbackFailed
 from patcher.progress import Progress
-from patcher.remote import call_agent
 from patcher.report import console_for, print_error, print_outcome, to_json, to_junit
 from patcher.result import HostResult, Outcome
 from patcher.ssh import connection, streams
 from patcher.ssh.connection import LocalConnection
+from patcher.wire.call import call_agent
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\x08\r\x00text"
 FORBIDDEN = [c for c in ESCAPES if not c.isprintable()]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from patcher.errors import BadAnswer
-from patcher.shapes import COUNT, TIME, problem
+from patcher.wire.shapes import COUNT, TIME, problem
 
 _SERVER = {"pid": COUNT, "ticks": COUNT, "start_time": TIME, "argv": [str], "cwd": (str, None), "log": (str, None)}
 _OTHER = {"pid": COUNT, "start_time": TIME, "argv": [str]}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patcher.errors import BadAnswer
-from patcher.shapes import ANY, BASE64, COUNT, SHA256, TIME, each, problem
+from patcher.wire.shapes import ANY, BASE64, COUNT, SHA256, TIME, each, problem
 
 _TEXT = (str, None)
 ERROR = {"kind": str, "what": str, "where": str, "next": str}

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patcher import errors, replies
-from patcher.shapes import problem
+from patcher import errors
 from patcher.ssh.connection import Completed, Connection
+from patcher.wire import replies
+from patcher.wire.shapes import problem
 
 BOOTSTRAP = (
     'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))'
@@ -83,7 +84,7 @@ def _source() -> bytes:
 
     Compressed: it is sent with each request, and on a slow line it is most of what is.
     """
-    folder = Path(__file__).with_name("agent")
+    folder = Path(__file__).parents[1] / "agent"
     modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     return zlib.compress(LOADER.replace("MODULES", repr(modules)).encode(), 9)
 
