@@ -9,12 +9,12 @@ from pathlib import Path
 from patcher.config import LOCAL_NAME, HostSettings, load_config, searched
 from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
+from patcher.installation.session import Session
 from patcher.jobs.apply import Apply, ApplyOptions
 from patcher.jobs.doctor import Doctor
 from patcher.jobs.look import Diff, History, List, Status, describe_series
 from patcher.jobs.revert import Revert, RevertOptions
 from patcher.jobs.serve import Restart, SmokeTest
-from patcher.jobs.session import Session
 from patcher.jobs.verify import Verify
 from patcher.messages import message_console
 from patcher.progress import Progress

@@ -15,9 +15,9 @@ from typing import Any
 
 from patcher.client import HttpStatus, ServerProblem, SglangClient
 from patcher.errors import NotReady
+from patcher.installation.find import redacted
 from patcher.services.base import CLOCK_SLACK_S, Service
 from patcher.suite import SAMPLING_PATHS, Prompt
-from patcher.target import redacted
 
 POLL_S = 2.0
 HEALTH_TIMEOUT_S = 20.0

@@ -7,9 +7,9 @@ import pytest
 
 from patcher.config import ServiceSettings
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
+from patcher.installation.command_line import apply_flags, port_of
 from patcher.service import ServiceHost, make_service
 from patcher.services.base import UNREADABLE
-from patcher.services.flags import apply_flags, port_of
 from patcher.smoke_checks import no_greedy_fallback_logged
 from patcher.ssh.connection import Completed
 

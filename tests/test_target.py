@@ -2,10 +2,10 @@
 
 import pytest
 
-from patcher import target
 from patcher.config import EndpointSettings, HostSettings
 from patcher.errors import Conflict, NoInstallation, UsageProblem
-from patcher.target import find_target, redacted, refuse_other_copy, serving_processes
+from patcher.installation import find
+from patcher.installation.find import find_target, redacted, refuse_other_copy, serving_processes
 
 HOST = HostSettings("gpu", address="gpu")
 
@@ -44,7 +44,7 @@ def host_runs(monkeypatch):
             asked.append(python)
             return {"processes": list(processes), "missing": list(missing)}
 
-        monkeypatch.setattr(target, "call_agent", call_agent)
+        monkeypatch.setattr(find, "call_agent", call_agent)
         return asked
 
     return set_processes

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 
 from patcher.errors import Conflict, Locked
+from patcher.installation.find import refuse_other_copy
+from patcher.installation.session import stage_named
+from patcher.installation.transaction import describe
 from patcher.jobs.checks import Checks
-from patcher.jobs.commit import describe
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
 from patcher.jobs.serving import LEFT_DOWN, Serving
-from patcher.jobs.session import stage_named
 from patcher.kernels import ops_of
 from patcher.moment import local_time
 from patcher.plan.plan import make_plan
 from patcher.result import WARNING, Step
-from patcher.target import refuse_other_copy
 
 _COMPANIONS = ("torch", "sglang-kernel", "sgl-kernel", "flashinfer-python", "triton", "transformers")
 _VERSIONS = """

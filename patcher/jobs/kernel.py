@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patcher.jobs.session import Session
+from patcher.installation.session import Session
 from patcher.kernels import kernel_report
 from patcher.result import WARNING
 

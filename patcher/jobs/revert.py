@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from patcher.client import ServerProblem
 from patcher.errors import UnsupportedVersion
-from patcher.jobs.commit import commit, describe
+from patcher.installation.session import Session
+from patcher.installation.transaction import commit, describe
 from patcher.jobs.serving import LEFT_DOWN, Serving
-from patcher.jobs.session import Session
 from patcher.plan.plan import make_revert_plan
 
 

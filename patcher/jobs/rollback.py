@@ -10,9 +10,9 @@ from typing import Any
 from patcher.client import ServerProblem
 from patcher.config import LOCAL_NAME, HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, Locked, RollbackFailed
-from patcher.jobs.commit import undo
+from patcher.installation.session import Session
+from patcher.installation.transaction import undo
 from patcher.jobs.serving import Serving
-from patcher.jobs.session import Session
 from patcher.plan.plan import Plan
 
 

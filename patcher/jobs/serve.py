@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from patcher.errors import NotReady, UsageProblem
+from patcher.installation.session import Session
 from patcher.jobs.serving import Serving
-from patcher.jobs.session import Session
 from patcher.suite import Suite
 
 

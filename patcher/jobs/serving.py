@@ -9,16 +9,16 @@ from typing import Any
 
 from patcher.client import ServerProblem, SglangClient
 from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
-from patcher.jobs.session import Session
+from patcher.installation.command_line import port_of, rank_of
+from patcher.installation.find import describe_process, refuse_kept, refuse_other_copy, serving_processes
+from patcher.installation.session import Session
 from patcher.readiness import ReadyReport, wait_ready
 from patcher.service import ServiceHost, make_service
 from patcher.services.base import CLOCK_SLACK_S
-from patcher.services.flags import port_of, rank_of
 from patcher.services.process import ended_server
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite
-from patcher.target import describe_process, refuse_kept, refuse_other_copy, serving_processes
 from patcher.wire.shapes import each, problem
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one

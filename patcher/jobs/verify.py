@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from patcher.errors import Conflict, Drift, NotReady
+from patcher.installation.session import Session
 from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.serving import LEFT_DOWN, Serving
-from patcher.jobs.session import Session
 from patcher.plan.plan import refuse_moving_files
 
 

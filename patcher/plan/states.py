@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patcher.jobs.session import Session
+from patcher.installation.session import Session
 from patcher.series.model import Series
 
 PRISTINE, UNKNOWN = "pristine", "unknown"

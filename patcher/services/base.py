@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from patcher.config import ServiceSettings
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
-from patcher.services.flags import apply_flags, port_of
+from patcher.installation.command_line import apply_flags, port_of
+from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.ssh.connection import Completed, Connection
-from patcher.target import describe_process, redacted, without_secrets
 from patcher.wire.answers import answer_of
 
 HOST_SCRIPT = Path(__file__).with_name("host_script.py")

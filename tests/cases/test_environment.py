@@ -761,7 +761,7 @@ def test_case_23_four_at_the_same_moment(venv, tool, others):
 
 def test_case_23_overtaken_between_plan_and_commit(venv, tool, monkeypatch):
     """The other's commit comes after our plan and before our commit: he is named, and nothing is drift."""
-    from patcher.jobs.session import Session
+    from patcher.installation.session import Session
 
     venv.sign(BOTH)
     look = Session.inspect

@@ -14,11 +14,11 @@ from typing import Any
 from patcher.config import EndpointSettings, HostSettings
 from patcher.deploy import Job
 from patcher.errors import DdtreePatchError
+from patcher.installation.session import Session
 from patcher.jobs.apply import Apply, ApplyOptions
 from patcher.jobs.doctor import Doctor
 from patcher.jobs.look import Diff, History, List, Status
 from patcher.jobs.revert import Revert, RevertOptions
-from patcher.jobs.session import Session
 from patcher.jobs.verify import Verify
 from patcher.result import HostResult
 from patcher.series.model import Series

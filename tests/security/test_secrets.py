@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from patcher.client import HttpStatus, ServerBroke, SglangClient
+from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.report import to_json, to_junit
 from patcher.result import HostResult, Outcome
 from patcher.services import host_script
 from patcher.ssh.connection import LocalConnection
-from patcher.target import describe_process, redacted, without_secrets
 
 KEY = "sk-3cr3t-Value"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from patcher.config import HostSettings
 from patcher.errors import Conflict, NoInstallation, UsageProblem
-from patcher.services.flags import port_of
+from patcher.installation.command_line import port_of
 from patcher.ssh.connection import Connection
 from patcher.wire import replies
 from patcher.wire.call import ANY_PYTHON, call_agent

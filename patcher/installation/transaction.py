@@ -11,7 +11,7 @@ from typing import Any
 
 from patcher import __version__
 from patcher.errors import Conflict, Locked, RollbackFailed
-from patcher.jobs.session import Session
+from patcher.installation.session import Session
 from patcher.moment import local_time
 from patcher.plan.plan import Plan
 from patcher.series.model import PRISTINE

@@ -1,0 +1,1 @@
+"""One installation of the package on a host: found, read, changed, and changed back."""
