@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from patcher.kernel_probe import (
+from patcher.agent.kernel_probe import (
     DENOMINATOR,
     UNWRITTEN_INDEX,
     draw,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from patcher import kernel_probe
+from patcher.agent import kernel_probe
 from patcher.errors import KernelProblem
 from patcher.kernels import FOLLOW, GREEDY, REFUSED, VERIFY, KernelReport, kernel_report, ops_of
 

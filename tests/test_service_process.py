@@ -15,12 +15,12 @@ import pytest
 from stub_venv import make_stub_venv
 
 from patcher import readiness
+from patcher.agent.server import left_behind
 from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
 from patcher.readiness import wait_ready
 from patcher.service import ServiceHost, make_service
-from patcher.services.host_script import left_behind
 from patcher.services.process import state_name
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt

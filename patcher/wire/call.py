@@ -44,6 +44,7 @@ from ddtree_agent.main import main
 main()
 """
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
+SENT_ALONE = ("kernel_probe", "server")  # scripts of their own
 
 
 def call_agent(
@@ -85,7 +86,11 @@ def _source() -> bytes:
     Compressed: it is sent with each request, and on a slow line it is most of what is.
     """
     folder = Path(__file__).parents[1] / "agent"
-    modules = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    modules = {
+        path.stem: path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("*.py"))
+        if path.stem not in SENT_ALONE
+    }
     return zlib.compress(LOADER.replace("MODULES", repr(modules)).encode(), 9)
 
 

@@ -8,7 +8,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from patcher.kernel_probe import DENOMINATOR, UNWRITTEN_INDEX, UNWRITTEN_TOKEN, reference_walk
+from patcher.agent.kernel_probe import DENOMINATOR, UNWRITTEN_INDEX, UNWRITTEN_TOKEN, reference_walk
 
 
 class Row:

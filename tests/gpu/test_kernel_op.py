@@ -6,7 +6,7 @@ import time
 import pytest
 import random_trees
 
-from patcher import kernel_probe
+from patcher.agent import kernel_probe
 from patcher.kernels import ops_of
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
+from patcher.agent import server
 from patcher.client import HttpStatus, ServerBroke, SglangClient
 from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.report import to_json, to_junit
 from patcher.result import HostResult, Outcome
-from patcher.services import host_script
 from patcher.ssh.connection import LocalConnection
 
 KEY = "sk-3cr3t-Value"
@@ -70,14 +70,14 @@ def test_the_remembered_environment_is_private_and_follows_no_link(tmp_path):
     victim.write_text("kept")
     folder.mkdir(mode=0o755)
     (folder / "service.env.new").symlink_to(victim)
-    pid = host_script.os.getpid()
-    ticks = host_script.read_stat(pid)[4]
-    answer = host_script.remember({"pid": pid, "ticks": ticks, "env_file": str(folder / "service.env")})
+    pid = server.os.getpid()
+    ticks = server.read_stat(pid)[4]
+    answer = server.remember({"pid": pid, "ticks": ticks, "env_file": str(folder / "service.env")})
     assert set(answer) == {"argv", "cwd", "uid", "gid", "umask"}  # and nothing of the environment
     assert victim.read_text() == "kept" and (folder / "service.env").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_runs_in_a_new_directory_of_logs_is_private(tmp_path):
     log = tmp_path / "state" / "logs" / "command.log"
-    assert host_script.run({"argv": ["echo", KEY], "log": str(log)}) == {"rc": 0}
+    assert server.run({"argv": ["echo", KEY], "log": str(log)}) == {"rc": 0}
     assert log.stat().st_mode & 0o777 == 0o600 and log.parent.stat().st_mode & 0o077 == 0

@@ -6,7 +6,7 @@ import torch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from patcher.kernel_probe import reference_walk
+from patcher.agent.kernel_probe import reference_walk
 
 
 class FakeTpGroup:

@@ -12,7 +12,7 @@ from sglang.srt.speculative import ddtree_info
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, walk_by_kernel
 from sglang.srt.speculative.ddtree_tree import build_tree
 
-from patcher.kernel_probe import reference_walk
+from patcher.agent.kernel_probe import reference_walk
 
 DEPTH, RANKS, VOCAB = 5, 3, 8
 
