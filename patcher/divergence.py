@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patcher.client import Generation, HttpStatus, ServerBroke, ServerProblem, SglangClient
+from patcher.server.client import Generation, HttpStatus, ServerBroke, ServerProblem, SglangClient
 from patcher.suite import Prompt
 
 # bf16 logits near 20 are 1/8 apart; two roundings.

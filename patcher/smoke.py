@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from patcher import smoke_checks
-from patcher.client import Generation, ServerBroke, ServerProblem, SglangClient
 from patcher.divergence import examine
-from patcher.services.base import Service
+from patcher.server.client import Generation, ServerBroke, ServerProblem, SglangClient
+from patcher.server.services.base import Service
 from patcher.smoke_result import Check, Measured, SmokeResult, TemperatureRow
 from patcher.suite import SAMPLING_PATHS, Prompt, Suite
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patcher.services.base import CLOCK_SLACK_S, UNREADABLE, Service
+from patcher.server.services.base import CLOCK_SLACK_S, UNREADABLE, Service
 from patcher.smoke_result import Check, Measured, TemperatureRow
 
 # What stock SGLang logs, once for each process, when it verifies greedily although it was asked to sample.

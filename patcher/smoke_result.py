@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from patcher.client import Generation
 from patcher.errors import SmokeFailed
+from patcher.server.client import Generation
 
 
 @dataclass(frozen=True)

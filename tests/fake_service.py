@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from patcher.config import ServiceSettings
-from patcher.services.base import Service
+from patcher.server.services.base import Service
 
 
 class FakeClock:

@@ -7,8 +7,8 @@ import threading
 import pytest
 from stub_sglang import StubServer
 
-from patcher.client import HttpStatus, ServerBroke, ServerProblem, ServerRefused, ServerTimeout, SglangClient
 from patcher.errors import NotReady
+from patcher.server.client import HttpStatus, ServerBroke, ServerProblem, ServerRefused, ServerTimeout, SglangClient
 from patcher.ssh.connection import LocalConnection
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 5}

@@ -10,7 +10,7 @@ import pytest
 
 from patcher.agent import kernel_probe
 from patcher.errors import KernelProblem
-from patcher.kernels import FOLLOW, GREEDY, REFUSED, VERIFY, KernelReport, kernel_report, ops_of
+from patcher.server.kernel import FOLLOW, GREEDY, REFUSED, VERIFY, KernelReport, kernel_report, ops_of
 
 GOOD = KernelReport(
     versions={"python": "3.12.3", "sglang": "0.5.11", "sglang-kernel": "0.4.2", "torch": "2.11.0"},

@@ -7,9 +7,9 @@ import pytest
 from fake_service import FakeClock, FakeService, process
 from stub_sglang import StubServer
 
-from patcher.client import SglangClient
 from patcher.errors import HostUnreachable, NotReady
-from patcher.readiness import OLD_LISTENER_S, wait_ready
+from patcher.server.client import SglangClient
+from patcher.server.readiness import OLD_LISTENER_S, wait_ready
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import SAMPLING_PATHS, Prompt
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from stub_venv import make_stub_venv
 
-from patcher import readiness
 from patcher.agent.server import left_behind
-from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
-from patcher.readiness import wait_ready
-from patcher.service import ServiceHost, make_service
-from patcher.services.process import state_name
+from patcher.server import readiness
+from patcher.server.client import SglangClient
+from patcher.server.readiness import wait_ready
+from patcher.server.services.process import state_name
+from patcher.server.services.registry import ServiceHost, make_service
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
 from patcher.wire.call import call_agent
@@ -260,7 +260,7 @@ def test_a_server_whose_start_was_not_kept_any_more_does_not_become_the_original
 
 
 def test_a_port_that_somebody_else_holds_is_told_before_the_start(site, monkeypatch):
-    monkeypatch.setattr("patcher.services.process.GRACE_S", 2.0)
+    monkeypatch.setattr("patcher.server.services.process.GRACE_S", 2.0)
     site.start()
     service = site.service()
     site.wait(service, 0.0)

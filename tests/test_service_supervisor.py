@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from stub_venv import make_stub_venv
 
-from patcher import readiness
-from patcher.client import SglangClient
 from patcher.config import ServiceSettings
 from patcher.errors import NotReady, UsageProblem
-from patcher.readiness import wait_ready
-from patcher.service import ServiceHost, make_service
+from patcher.server import readiness
+from patcher.server.client import SglangClient
+from patcher.server.readiness import wait_ready
+from patcher.server.services.registry import ServiceHost, make_service
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import Prompt
 from patcher.wire.call import call_agent

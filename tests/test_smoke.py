@@ -6,9 +6,9 @@ import pytest
 from fake_service import FakeService, process
 from stub_sglang import GREEDY_FALLBACK, StubServer
 
-from patcher.client import SglangClient
 from patcher.divergence import examine, first_difference
 from patcher.errors import SmokeFailed, UsageProblem
+from patcher.server.client import SglangClient
 from patcher.smoke import CHECKS, record_baseline, run_suite
 from patcher.smoke_checks import distinct_after_equal_first
 from patcher.ssh.connection import LocalConnection

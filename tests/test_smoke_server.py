@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from patcher.client import SglangClient
 from patcher.config import ServiceSettings
-from patcher.readiness import wait_ready
-from patcher.service import ServiceHost, make_service
+from patcher.server.client import SglangClient
+from patcher.server.readiness import wait_ready
+from patcher.server.services.registry import ServiceHost, make_service
 from patcher.smoke import run_suite
 from patcher.ssh.connection import LocalConnection
 from patcher.suite import load_suite

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.client import ServerProblem
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.installation.command_line import apply_flags, different_flags
 from patcher.installation.session import Session, stage_named
 from patcher.installation.transaction import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.rollback import ServerBefore, bring_back, roll_back, take_back
-from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.plan.plan import make_plan
 from patcher.result import SKIPPED, WARNING
+from patcher.server.client import ServerProblem
+from patcher.server.server import LEFT_DOWN, Serving
 from patcher.team import NodeFailed
 
 

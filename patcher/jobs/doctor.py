@@ -11,11 +11,11 @@ from patcher.installation.transaction import describe
 from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
-from patcher.jobs.serving import LEFT_DOWN, Serving
-from patcher.kernels import ops_of
 from patcher.moment import local_time
 from patcher.plan.plan import make_plan
 from patcher.result import WARNING, Step
+from patcher.server.kernel import ops_of
+from patcher.server.server import LEFT_DOWN, Serving
 
 _COMPANIONS = ("torch", "sglang-kernel", "sgl-kernel", "flashinfer-python", "triton", "transformers")
 _VERSIONS = """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from patcher.installation.session import Session
-from patcher.kernels import kernel_report
 from patcher.result import WARNING
+from patcher.server.kernel import kernel_report
 
 
 def check_kernel(session: Session, *, stage: str, sampled: bool) -> None:

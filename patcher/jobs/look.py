@@ -8,12 +8,12 @@ from patcher.errors import BadAnswer, UnsupportedVersion
 from patcher.installation.command_line import port_of
 from patcher.installation.find import describe_process, serving_processes
 from patcher.installation.session import Session, stage_named
-from patcher.jobs.serving import LEFT_DOWN
 from patcher.moment import local_time
 from patcher.plan.plan import make_plan
 from patcher.plan.states import file_states, overall_state, shown
 from patcher.series.model import Series
-from patcher.services.process import ended_server
+from patcher.server.server import LEFT_DOWN
+from patcher.server.services.process import ended_server
 
 
 def describe_series(series: Series) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patcher.client import ServerProblem
 from patcher.errors import UnsupportedVersion
 from patcher.installation.session import Session
 from patcher.installation.transaction import commit, describe
-from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.plan.plan import make_revert_plan
+from patcher.server.client import ServerProblem
+from patcher.server.server import LEFT_DOWN, Serving
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.client import ServerProblem
 from patcher.config import LOCAL_NAME, HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, Locked, RollbackFailed
 from patcher.installation.session import Session
 from patcher.installation.transaction import undo
-from patcher.jobs.serving import Serving
 from patcher.plan.plan import Plan
+from patcher.server.client import ServerProblem
+from patcher.server.server import Serving
 
 
 @dataclass(frozen=True)

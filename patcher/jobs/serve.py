@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
-from patcher.jobs.serving import Serving
+from patcher.server.server import Serving
 from patcher.suite import Suite
 
 

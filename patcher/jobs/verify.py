@@ -6,8 +6,8 @@ from patcher.errors import Conflict, Drift, NotReady
 from patcher.installation.session import Session
 from patcher.jobs.checks import Checks
 from patcher.jobs.kernel import check_kernel
-from patcher.jobs.serving import LEFT_DOWN, Serving
 from patcher.plan.plan import refuse_moving_files
+from patcher.server.server import LEFT_DOWN, Serving
 
 
 class Verify:

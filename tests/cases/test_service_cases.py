@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from patcher import readiness
-from patcher.jobs import serving
-from patcher.services import process
+from patcher.server import readiness, server
+from patcher.server.services import process
 from patcher.smoke_checks import GREEDY_FALLBACK
 from tests.command_line import Said
 from tests.stub_host import StubHost
@@ -56,7 +55,7 @@ class Clock:
         self.time = 0.0
         self.meanwhile, self.tick = meanwhile, tick
         wait = functools.partial(readiness.wait_ready, now=self.now, sleep=self.sleep)
-        monkeypatch.setattr(serving, "wait_ready", wait)
+        monkeypatch.setattr(server, "wait_ready", wait)
 
     def now(self) -> float:
         self.time += self.tick

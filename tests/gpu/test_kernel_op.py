@@ -7,7 +7,7 @@ import pytest
 import random_trees
 
 from patcher.agent import kernel_probe
-from patcher.kernels import ops_of
+from patcher.server.kernel import ops_of
 
 pytestmark = pytest.mark.gpu
 PROBED = 1000  # by the comparison that `verify` makes

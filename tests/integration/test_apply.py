@@ -135,7 +135,7 @@ def test_flags_that_the_server_does_not_start_with_leave_it_running_as_it_was(st
 CUT = """
 import os, sys
 from patcher.cli import main
-from patcher.services.process import ProcessService
+from patcher.server.services.process import ProcessService
 ProcessService.start = lambda service, patched=True: os._exit(137)
 sys.exit(main())
 """

@@ -10,12 +10,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from patcher import client
-from patcher.client import ServerBroke, SglangClient
 from patcher.errors import BadAnswer, HostUnreachable, RollbackFailed
 from patcher.progress import Progress
 from patcher.report import console_for, print_error, print_outcome, to_json, to_junit
 from patcher.result import HostResult, Outcome
+from patcher.server import client
+from patcher.server.client import ServerBroke, SglangClient
 from patcher.ssh import connection, streams
 from patcher.ssh.connection import LocalConnection
 from patcher.wire.call import call_agent

@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from patcher.agent import server
-from patcher.client import HttpStatus, ServerBroke, SglangClient
 from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.report import to_json, to_junit
 from patcher.result import HostResult, Outcome
+from patcher.server.client import HttpStatus, ServerBroke, SglangClient
 from patcher.ssh.connection import LocalConnection
 
 KEY = "sk-3cr3t-Value"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patcher import readiness
+from patcher.server import readiness
 
 
 @pytest.fixture(autouse=True)

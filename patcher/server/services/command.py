@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from patcher.errors import UsageProblem
-from patcher.services.base import COMMAND_TIMEOUT_S, LOG_LIMIT, Service
+from patcher.server.services.base import COMMAND_TIMEOUT_S, LOG_LIMIT, Service
 from patcher.ssh.connection import Completed
 
 

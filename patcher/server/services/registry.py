@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from patcher.config import ServiceSettings
-from patcher.services.base import Service, ServiceHost
-from patcher.services.command import CommandService
-from patcher.services.docker import DockerService
-from patcher.services.process import ProcessService
-from patcher.services.supervisor import SupervisorService
-from patcher.services.systemd import SystemdService
+from patcher.server.services.base import Service, ServiceHost
+from patcher.server.services.command import CommandService
+from patcher.server.services.docker import DockerService
+from patcher.server.services.process import ProcessService
+from patcher.server.services.supervisor import SupervisorService
+from patcher.server.services.systemd import SystemdService
 
 __all__ = ["Service", "ServiceHost", "make_service"]
 

@@ -21,7 +21,7 @@ from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
 from patcher.installation.command_line import apply_flags
 from patcher.installation.find import redacted
-from patcher.services.base import Service, ServiceHost
+from patcher.server.services.base import Service, ServiceHost
 from patcher.wire.answers import kept_state, last_ended_port
 
 LAST_ENDED = "service"  # {"port"}: of the server that was ended last

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patcher.errors import UsageProblem
-from patcher.services.base import Service
+from patcher.server.services.base import Service
 
 TAIL_BYTES = 1 << 20
 MARKER_CHARACTERS = 400

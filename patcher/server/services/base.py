@@ -20,7 +20,7 @@ from patcher.installation.find import describe_process, redacted, without_secret
 from patcher.ssh.connection import Completed, Connection
 from patcher.wire.answers import answer_of
 
-HOST_SCRIPT = Path(__file__).parents[1] / "agent" / "server.py"
+HOST_SCRIPT = Path(__file__).parents[2] / "agent" / "server.py"
 COMMAND_TIMEOUT_S = 600.0
 LOG_LIMIT = 8 << 20  # bytes of log that are fetched at most: the last ones
 LAST_LINES = 30

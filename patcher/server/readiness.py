@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from patcher.client import HttpStatus, ServerProblem, SglangClient
 from patcher.errors import NotReady
 from patcher.installation.find import redacted
-from patcher.services.base import CLOCK_SLACK_S, Service
+from patcher.server.client import HttpStatus, ServerProblem, SglangClient
+from patcher.server.services.base import CLOCK_SLACK_S, Service
 from patcher.suite import SAMPLING_PATHS, Prompt
 
 POLL_S = 2.0

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from patcher.client import ServerProblem, SglangClient
 from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
 from patcher.installation.command_line import port_of, rank_of
 from patcher.installation.find import describe_process, refuse_kept, refuse_other_copy, serving_processes
 from patcher.installation.session import Session
-from patcher.readiness import ReadyReport, wait_ready
-from patcher.service import ServiceHost, make_service
-from patcher.services.base import CLOCK_SLACK_S
-from patcher.services.process import ended_server
+from patcher.server.client import ServerProblem, SglangClient
+from patcher.server.readiness import ReadyReport, wait_ready
+from patcher.server.services.base import CLOCK_SLACK_S
+from patcher.server.services.process import ended_server
+from patcher.server.services.registry import ServiceHost, make_service
 from patcher.smoke import record_baseline, run_suite
 from patcher.smoke_checks import served_identities
 from patcher.suite import Suite, load_suite

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patcher.errors import NotReady, UsageProblem
-from patcher.services.base import Service
+from patcher.server.services.base import Service
 from patcher.ssh.connection import Completed
 
 PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts"

@@ -11,7 +11,7 @@ from typing import Any
 from patcher.errors import KernelProblem
 from patcher.wire.shapes import ANY, COUNT, each, problem
 
-PROBE = Path(__file__).parent / "agent" / "kernel_probe.py"
+PROBE = Path(__file__).parents[1] / "agent" / "kernel_probe.py"
 PROBE_TIMEOUT_S = 550.0  # some releases build the op at its first call
 SEED = 20
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patcher.errors import NotReady, UsageProblem
-from patcher.services.base import Service
+from patcher.server.services.base import Service
 from patcher.wire.shapes import COUNT, problem
 
 STOP_S = 60  # from TERM to KILL
