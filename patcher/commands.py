@@ -20,8 +20,8 @@ from patcher.messages import message_console
 from patcher.progress import Progress
 from patcher.result import HostResult, Outcome
 from patcher.series.catalogue import catalogue
+from patcher.smoke.suite import load_suite
 from patcher.ssh.connection import Connection
-from patcher.suite import load_suite
 from patcher.team import Node
 
 SoFar = Callable[[Outcome], None]

@@ -10,8 +10,8 @@ from stub_sglang import StubServer
 from patcher.errors import HostUnreachable, NotReady
 from patcher.server.client import SglangClient
 from patcher.server.readiness import OLD_LISTENER_S, wait_ready
+from patcher.smoke.suite import SAMPLING_PATHS, Prompt
 from patcher.ssh.connection import LocalConnection
-from patcher.suite import SAMPLING_PATHS, Prompt
 
 STARTED_AFTER = 400.0
 OLD = {"pid": 5, "start_time": 100.0, "argv": ["python", "-m", "sglang.launch_server"]}

@@ -10,7 +10,7 @@ from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
 from patcher.installation.command_line import apply_flags, port_of
 from patcher.server.services.base import UNREADABLE
 from patcher.server.services.registry import ServiceHost, make_service
-from patcher.smoke_checks import no_greedy_fallback_logged
+from patcher.smoke.checks import no_greedy_fallback_logged
 from patcher.ssh.connection import Completed
 
 SHOWN = {

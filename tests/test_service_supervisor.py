@@ -16,8 +16,8 @@ from patcher.server import readiness
 from patcher.server.client import SglangClient
 from patcher.server.readiness import wait_ready
 from patcher.server.services.registry import ServiceHost, make_service
+from patcher.smoke.suite import Prompt
 from patcher.ssh.connection import LocalConnection
-from patcher.suite import Prompt
 from patcher.wire.call import call_agent
 
 BIN = Path(sys.executable).parent

@@ -6,13 +6,13 @@ import pytest
 from fake_service import FakeService, process
 from stub_sglang import GREEDY_FALLBACK, StubServer
 
-from patcher.divergence import examine, first_difference
 from patcher.errors import SmokeFailed, UsageProblem
 from patcher.server.client import SglangClient
-from patcher.smoke import CHECKS, record_baseline, run_suite
-from patcher.smoke_checks import distinct_after_equal_first
+from patcher.smoke.checks import distinct_after_equal_first
+from patcher.smoke.divergence import examine, first_difference
+from patcher.smoke.run import CHECKS, record_baseline, run_suite
+from patcher.smoke.suite import Prompt, load_suite
 from patcher.ssh.connection import LocalConnection
-from patcher.suite import Prompt, load_suite
 
 SUITE = dataclasses.replace(load_suite("tiny"), max_new_tokens=24, timeout=10.0)
 

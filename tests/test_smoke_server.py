@@ -11,9 +11,9 @@ from patcher.config import ServiceSettings
 from patcher.server.client import SglangClient
 from patcher.server.readiness import wait_ready
 from patcher.server.services.registry import ServiceHost, make_service
-from patcher.smoke import run_suite
+from patcher.smoke.run import run_suite
+from patcher.smoke.suite import load_suite
 from patcher.ssh.connection import LocalConnection
-from patcher.suite import load_suite
 from patcher.wire.call import call_agent
 
 pytestmark = pytest.mark.server

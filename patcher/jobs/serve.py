@@ -5,7 +5,7 @@ from __future__ import annotations
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
 from patcher.server.server import Serving
-from patcher.suite import Suite
+from patcher.smoke.suite import Suite
 
 
 class Restart:

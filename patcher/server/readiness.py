@@ -17,7 +17,7 @@ from patcher.errors import NotReady
 from patcher.installation.find import redacted
 from patcher.server.client import HttpStatus, ServerProblem, SglangClient
 from patcher.server.services.base import CLOCK_SLACK_S, Service
-from patcher.suite import SAMPLING_PATHS, Prompt
+from patcher.smoke.suite import SAMPLING_PATHS, Prompt
 
 POLL_S = 2.0
 HEALTH_TIMEOUT_S = 20.0

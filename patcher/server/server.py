@@ -16,9 +16,9 @@ from patcher.server.readiness import ReadyReport, wait_ready
 from patcher.server.services.base import CLOCK_SLACK_S
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
-from patcher.smoke import record_baseline, run_suite
-from patcher.smoke_checks import served_identities
-from patcher.suite import Suite, load_suite
+from patcher.smoke.checks import served_identities
+from patcher.smoke.run import record_baseline, run_suite
+from patcher.smoke.suite import Suite, load_suite
 from patcher.wire.shapes import each, problem
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one

@@ -14,7 +14,7 @@ import pytest
 
 from patcher.server import readiness, server
 from patcher.server.services import process
-from patcher.smoke_checks import GREEDY_FALLBACK
+from patcher.smoke.checks import GREEDY_FALLBACK
 from tests.command_line import Said
 from tests.stub_host import StubHost
 

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from patcher import smoke_checks
-from patcher.divergence import examine
 from patcher.server.client import Generation, ServerBroke, ServerProblem, SglangClient
 from patcher.server.services.base import Service
-from patcher.smoke_result import Check, Measured, SmokeResult, TemperatureRow
-from patcher.suite import SAMPLING_PATHS, Prompt, Suite
+from patcher.smoke import checks
+from patcher.smoke.divergence import examine
+from patcher.smoke.result import Check, Measured, SmokeResult, TemperatureRow
+from patcher.smoke.suite import SAMPLING_PATHS, Prompt, Suite
 
 CHECKS = (
     "answers",
@@ -86,9 +86,9 @@ def run_suite(
         stage()
     run.judge()
     run.ask_server(identity)
-    run.add(smoke_checks.no_greedy_fallback_logged(service, log_marker))
+    run.add(checks.no_greedy_fallback_logged(service, log_marker))
     if service:
-        run.add(smoke_checks.new_process(before, service.live(), started_after))
+        run.add(checks.new_process(before, service.live(), started_after))
     else:
         run.skip("new_process", "no service is configured")
     return run.result()
@@ -222,9 +222,9 @@ class _Run:
     def judge(self) -> None:
         """The checks that follow from the answers, as far as there are any."""
         if self.suite.temperatures[-1] in self.batch:
-            self.add(smoke_checks.diverse(self.batch))
+            self.add(checks.diverse(self.batch))
         if self.single:
-            self.add(smoke_checks.throughput(self.rows()))
+            self.add(checks.throughput(self.rows()))
 
     def ask_server(self, identity: str | None) -> None:
         """The checks that the server's state after all the requests decides."""
@@ -237,14 +237,14 @@ class _Run:
             return
         if not self.broken:
             self.add(
-                smoke_checks.acceptance(
+                checks.acceptance(
                     self.rows(), info.get("speculative_algorithm") or None, self.suite.min_acceptance_ratio
                 )
             )
         if identity is None:
             self.skip("patch_identity", "no patch is expected")
         else:
-            self.add(smoke_checks.patch_identity(info, identity))
+            self.add(checks.patch_identity(info, identity))
 
     def rows(self) -> list[TemperatureRow]:
         alone = Measured([self.greedy_first], 0.0) if self.greedy_first else None

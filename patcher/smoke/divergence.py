@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patcher.server.client import Generation, HttpStatus, ServerBroke, ServerProblem, SglangClient
-from patcher.suite import Prompt
+from patcher.smoke.suite import Prompt
 
 # bf16 logits near 20 are 1/8 apart; two roundings.
 NEAR_TIE_NATS = 0.25

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patcher.server.services.base import CLOCK_SLACK_S, UNREADABLE, Service
-from patcher.smoke_result import Check, Measured, TemperatureRow
+from patcher.smoke.result import Check, Measured, TemperatureRow
 
 # What stock SGLang logs, once for each process, when it verifies greedily although it was asked to sample.
 GREEDY_FALLBACK = "falling back to greedy argmax verification"

@@ -1,0 +1,1 @@
+"""Try a running server: the suite, the run, its checks, and what they found."""
