@@ -17,10 +17,10 @@ import click
 from patcher import __version__, commands
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
-from patcher.messages import message_console
-from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
-from patcher.report_file import ReportFile
-from patcher.result import Outcome
+from patcher.report.file import ReportFile
+from patcher.report.outcome import Outcome
+from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.report.stderr import message_console
 
 
 class Given(click.ParamType):

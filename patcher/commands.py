@@ -16,9 +16,9 @@ from patcher.jobs.look import Diff, History, List, Status, describe_series
 from patcher.jobs.revert import Revert, RevertOptions
 from patcher.jobs.serve import Restart, SmokeTest
 from patcher.jobs.verify import Verify
-from patcher.messages import message_console
-from patcher.progress import Progress
-from patcher.result import HostResult, Outcome
+from patcher.report.outcome import HostResult, Outcome
+from patcher.report.progress import Progress
+from patcher.report.stderr import message_console
 from patcher.series.catalogue import catalogue
 from patcher.smoke.suite import load_suite
 from patcher.ssh.connection import Connection

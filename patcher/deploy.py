@@ -19,8 +19,8 @@ from typing import Protocol
 from patcher import __version__, interrupts
 from patcher.config import HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, NotTouched
-from patcher.progress import Progress
-from patcher.result import HostResult, Outcome
+from patcher.report.outcome import HostResult, Outcome
+from patcher.report.progress import Progress
 from patcher.ssh.connection import Connection, connect
 from patcher.team import Node, Team
 

@@ -13,7 +13,7 @@ from command_line import start_tool
 
 from patcher import cli
 from patcher.errors import RollbackFailed
-from patcher.result import HostResult, Outcome
+from patcher.report.outcome import HostResult, Outcome
 
 COMMANDS = ("list", "doctor", "diff", "apply", "verify", "status", "revert", "restart", "smoke-test", "history")
 

@@ -8,8 +8,8 @@ import pytest
 from patcher import deploy
 from patcher.config import HostSettings
 from patcher.errors import Drift, HostUnreachable, Interrupted, MixedOutcome, SmokeFailed
-from patcher.progress import Progress
-from patcher.report import console_for
+from patcher.report.progress import Progress
+from patcher.report.render import console_for
 
 
 class FakeConnection:

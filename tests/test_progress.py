@@ -5,8 +5,8 @@ import io
 import pytest
 
 from patcher.errors import Interrupted
-from patcher.progress import REPEAT_S, Progress
-from patcher.report import console_for
+from patcher.report.progress import REPEAT_S, Progress
+from patcher.report.render import console_for
 
 
 def test_a_wait_is_repeated_now_and_then_only():

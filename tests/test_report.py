@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
-from patcher.report import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
-from patcher.report_file import ReportFile
-from patcher.result import FAILED, SKIPPED, HostResult, Outcome
+from patcher.report.file import ReportFile
+from patcher.report.outcome import FAILED, SKIPPED, HostResult, Outcome
+from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
 
 
 def text_of(*outcomes: Outcome) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from patcher.config import HostSettings
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.installation.find import Target, find_target
-from patcher.result import WARNING, HostResult
+from patcher.report.outcome import WARNING, HostResult
 from patcher.series.catalogue import choose
 from patcher.series.model import Series
 from patcher.ssh.connection import Connection

@@ -14,7 +14,7 @@ from patcher.installation.transaction import commit, describe, importable
 from patcher.jobs.kernel import check_kernel
 from patcher.jobs.rollback import ServerBefore, bring_back, roll_back, take_back
 from patcher.plan.plan import make_plan
-from patcher.result import SKIPPED, WARNING
+from patcher.report.outcome import SKIPPED, WARNING
 from patcher.server.client import ServerProblem
 from patcher.server.server import LEFT_DOWN, Serving
 from patcher.team import NodeFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
-from patcher.result import HostResult, Step
+from patcher.report.outcome import HostResult, Step
 
 
 class Checks:

@@ -13,7 +13,7 @@ from patcher.jobs.kernel import check_kernel
 from patcher.jobs.look import Look
 from patcher.moment import local_time
 from patcher.plan.plan import make_plan
-from patcher.result import WARNING, Step
+from patcher.report.outcome import WARNING, Step
 from patcher.server.kernel import ops_of
 from patcher.server.server import LEFT_DOWN, Serving
 

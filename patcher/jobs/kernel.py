@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patcher.installation.session import Session
-from patcher.result import WARNING
+from patcher.report.outcome import WARNING
 from patcher.server.kernel import kernel_report
 
 

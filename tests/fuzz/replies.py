@@ -20,7 +20,7 @@ from patcher.jobs.doctor import Doctor
 from patcher.jobs.look import Diff, History, List, Status
 from patcher.jobs.revert import Revert, RevertOptions
 from patcher.jobs.verify import Verify
-from patcher.result import HostResult
+from patcher.report.outcome import HostResult
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection
 from patcher.team import alone

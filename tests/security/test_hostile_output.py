@@ -11,9 +11,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from patcher.errors import BadAnswer, HostUnreachable, RollbackFailed
-from patcher.progress import Progress
-from patcher.report import console_for, print_error, print_outcome, to_json, to_junit
-from patcher.result import HostResult, Outcome
+from patcher.report.outcome import HostResult, Outcome
+from patcher.report.progress import Progress
+from patcher.report.render import console_for, print_error, print_outcome, to_json, to_junit
 from patcher.server import client
 from patcher.server.client import ServerBroke, SglangClient
 from patcher.ssh import connection, streams

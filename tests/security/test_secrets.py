@@ -9,8 +9,8 @@ import pytest
 
 from patcher.agent import server
 from patcher.installation.find import describe_process, redacted, without_secrets
-from patcher.report import to_json, to_junit
-from patcher.result import HostResult, Outcome
+from patcher.report.outcome import HostResult, Outcome
+from patcher.report.render import to_json, to_junit
 from patcher.server.client import HttpStatus, ServerBroke, SglangClient
 from patcher.ssh.connection import LocalConnection
 

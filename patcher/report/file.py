@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from patcher.errors import UsageProblem
-from patcher.result import Outcome
+from patcher.report.outcome import Outcome
 
 _ELSEWHERE = "give a path in a directory that exists and can be written"
 

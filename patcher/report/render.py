@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from patcher.errors import DdtreePatchError, RollbackFailed
-from patcher.result import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
+from patcher.report.outcome import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
 
 _STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
 _PLAIN_WIDTH = 160

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from patcher.report import console_for
+from patcher.report.render import console_for
 
 
 def message_console() -> Console:

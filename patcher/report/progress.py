@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from patcher.errors import Interrupted
-from patcher.report import plain_text
+from patcher.report.render import plain_text
 
 REPEAT_S = 20.0
 
