@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from patcher import __version__, commands
+from patcher import __version__
+from patcher.commands import run
 from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.report.file import ReportFile
@@ -105,14 +106,14 @@ def cli() -> None:
 @common
 def list_(**options: Any) -> Outcome:
     """The patch series that there are, and with hosts: what is installed and running there."""
-    return commands.list_series(**options)
+    return run.list_series(**options)
 
 
 @cli.command()
 @common
 def doctor(**options: Any) -> Outcome:
     """Look at everything that apply depends on, and try the kernel where apply would. Changes nothing."""
-    return commands.doctor(**options)
+    return run.doctor(**options)
 
 
 @cli.command()
@@ -120,7 +121,7 @@ def doctor(**options: Any) -> Outcome:
 @click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
 def diff(**options: Any) -> Outcome:
     """Print what apply would change, as a unified diff against what is installed."""
-    return commands.diff(**options)
+    return run.diff(**options)
 
 
 @cli.command()
@@ -132,21 +133,21 @@ def diff(**options: Any) -> Outcome:
 @in_waves
 def apply(report: Path | None, **options: Any) -> Outcome:
     """Patch, restart, wait until ready, check, and keep it; or put everything back."""
-    return _reported(commands.apply, report, _json_bytes, options)
+    return _reported(run.apply, report, _json_bytes, options)
 
 
 @cli.command()
 @common
 def verify(**options: Any) -> Outcome:
     """Check that the patched files are intact, the kernel is right, and the server runs them."""
-    return commands.verify(**options)
+    return run.verify(**options)
 
 
 @cli.command()
 @common
 def status(**options: Any) -> Outcome:
     """What is patched, by whom and when, and the state of each file."""
-    return commands.status(**options)
+    return run.status(**options)
 
 
 @cli.command()
@@ -156,7 +157,7 @@ def status(**options: Any) -> Outcome:
 @in_waves
 def revert(report: Path | None, **options: Any) -> Outcome:
     """Put every file back as it was, and restart the server as it was."""
-    return _reported(commands.revert, report, _json_bytes, options)
+    return _reported(run.revert, report, _json_bytes, options)
 
 
 @cli.command()
@@ -164,7 +165,7 @@ def revert(report: Path | None, **options: Any) -> Outcome:
 @in_waves
 def restart(report: Path | None, **options: Any) -> Outcome:
     """Restart the server and wait until it is ready."""
-    return _reported(commands.restart, report, _json_bytes, options)
+    return _reported(run.restart, report, _json_bytes, options)
 
 
 @cli.command("smoke-test")
@@ -173,14 +174,14 @@ def restart(report: Path | None, **options: Any) -> Outcome:
 @click.option("--junit", type=NewFile(), help="Write a JUnit report there.")
 def smoke_test(junit: Path | None, **options: Any) -> Outcome:
     """Run the smoke suite against the server that is running."""
-    return _reported(commands.smoke_test, junit, to_junit, options)
+    return _reported(run.smoke_test, junit, to_junit, options)
 
 
 @cli.command()
 @common
 def history(**options: Any) -> Outcome:
     """What was done to the installation, oldest first."""
-    return commands.history(**options)
+    return run.history(**options)
 
 
 def _reported(

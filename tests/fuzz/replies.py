@@ -11,15 +11,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from patcher.commands.apply import Apply, ApplyOptions
+from patcher.commands.doctor import Doctor
+from patcher.commands.revert import Revert, RevertOptions
+from patcher.commands.status import Diff, History, List, Status
+from patcher.commands.verify import Verify
 from patcher.config import EndpointSettings, HostSettings
 from patcher.deploy import Job
 from patcher.errors import DdtreePatchError
 from patcher.installation.session import Session
-from patcher.jobs.apply import Apply, ApplyOptions
-from patcher.jobs.doctor import Doctor
-from patcher.jobs.look import Diff, History, List, Status
-from patcher.jobs.revert import Revert, RevertOptions
-from patcher.jobs.verify import Verify
 from patcher.report.outcome import HostResult
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection

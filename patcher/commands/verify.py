@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from patcher.commands.checks import Checks
+from patcher.commands.kernel_gate import check_kernel
 from patcher.errors import Conflict, Drift, NotReady
 from patcher.installation.session import Session
-from patcher.jobs.checks import Checks
-from patcher.jobs.kernel import check_kernel
 from patcher.plan.plan import refuse_moving_files
 from patcher.server.server import LEFT_DOWN, Serving
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from patcher.commands.checks import Checks
+from patcher.commands.kernel_gate import check_kernel
+from patcher.commands.status import Look
 from patcher.errors import Conflict, Locked
 from patcher.installation.find import refuse_other_copy
 from patcher.installation.session import stage_named
 from patcher.installation.transaction import describe
-from patcher.jobs.checks import Checks
-from patcher.jobs.kernel import check_kernel
-from patcher.jobs.look import Look
 from patcher.moment import local_time
 from patcher.plan.plan import make_plan
 from patcher.report.outcome import WARNING, Step

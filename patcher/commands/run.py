@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from patcher.commands.apply import Apply, ApplyOptions
+from patcher.commands.doctor import Doctor
+from patcher.commands.revert import Revert, RevertOptions
+from patcher.commands.serve import Restart, SmokeTest
+from patcher.commands.status import Diff, History, List, Status, describe_series
+from patcher.commands.verify import Verify
 from patcher.config import LOCAL_NAME, HostSettings, load_config, searched
 from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
 from patcher.installation.session import Session
-from patcher.jobs.apply import Apply, ApplyOptions
-from patcher.jobs.doctor import Doctor
-from patcher.jobs.look import Diff, History, List, Status, describe_series
-from patcher.jobs.revert import Revert, RevertOptions
-from patcher.jobs.serve import Restart, SmokeTest
-from patcher.jobs.verify import Verify
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
 from patcher.report.stderr import message_console

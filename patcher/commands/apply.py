@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from patcher.commands.kernel_gate import check_kernel
+from patcher.commands.rollback import ServerBefore, bring_back, roll_back, take_back
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted
 from patcher.installation.command_line import apply_flags, different_flags
 from patcher.installation.session import Session, stage_named
 from patcher.installation.transaction import commit, describe, importable
-from patcher.jobs.kernel import check_kernel
-from patcher.jobs.rollback import ServerBefore, bring_back, roll_back, take_back
 from patcher.plan.plan import make_plan
 from patcher.report.outcome import SKIPPED, WARNING
 from patcher.server.client import ServerProblem
