@@ -16,12 +16,12 @@ import click
 
 from patcher import __version__
 from patcher.commands import run
-from patcher.deploy import unexpected
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
 from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
 from patcher.report.stderr import message_console
+from patcher.rollout import unexpected
 
 
 class Given(click.ParamType):

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from patcher.config import ServiceSettings
+from patcher.hosts import ServiceSettings
 from patcher.server.services.base import Service
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from patcher.config import HostSettings, load_config
 from patcher.errors import UsageProblem
+from patcher.hosts import HostSettings, load_config
 
 EXAMPLE = Path(__file__).parent.parent / "configs/hosts.example.toml"
 SERVICES = Path(__file__).parent.parent / "docs/services.md"

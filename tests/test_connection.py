@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patcher.config import HostSettings
 from patcher.errors import AuthenticationProblem, HostUnreachable
+from patcher.hosts import HostSettings
 from patcher.ssh.connection import LocalConnection, connect
 from tests.web import Pages
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from patcher import deploy
-from patcher.config import HostSettings
+from patcher import rollout
 from patcher.errors import Drift, HostUnreachable, Interrupted, MixedOutcome, SmokeFailed
+from patcher.hosts import HostSettings
 from patcher.report.progress import Progress
 from patcher.report.render import console_for
 
@@ -51,7 +51,7 @@ def connections(monkeypatch):
         made[host.name] = FakeConnection()
         return made[host.name]
 
-    monkeypatch.setattr(deploy, "connect", connect)
+    monkeypatch.setattr(rollout, "connect", connect)
     return made
 
 
@@ -59,12 +59,12 @@ def run(*names, keep_going=False, job=FakeJob, batch=0, so_far=lambda outcome: N
     log = []
     progress = Progress(console_for(io.StringIO()))
     hosts = [HostSettings(name) for name in names]
-    outcome = deploy.run_on_hosts(
+    outcome = rollout.run_on_hosts(
         "apply",
         hosts,
         lambda h, c, r, node: job(h, c, r, log),
         progress,
-        deploy.Rollout(keep_going=keep_going, batch=batch),
+        rollout.Rollout(keep_going=keep_going, batch=batch),
         so_far,
     )
     return outcome, log
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_each_job_before_its_next_step(connections, monkeypatc
     waiting, cancelled = threading.Event(), threading.Event()
     real_cancel = Progress.cancel
     monkeypatch.setattr(Progress, "cancel", lambda self: (real_cancel(self), cancelled.set()))
-    real_wait = deploy.wait
+    real_wait = rollout.wait
 
     def interrupted_wait(futures, timeout=None):
         if futures and waiting.wait(5) and not cancelled.is_set():
@@ -138,7 +138,7 @@ def test_an_interrupt_ends_each_job_before_its_next_step(connections, monkeypatc
         def execute(self):
             raise AssertionError("nothing is executed after an interrupt")
 
-    monkeypatch.setattr(deploy, "wait", interrupted_wait)
+    monkeypatch.setattr(rollout, "wait", interrupted_wait)
     outcome, _ = run("a", job=Waiter)
     assert isinstance(outcome.error, Interrupted) and outcome.error.exit_code == 130
     assert connections["a"].closed
@@ -182,7 +182,7 @@ def ctrl_c(monkeypatch, times):
     """Ctrl-C `times` times, from the moment on when the host hangs."""
     Hung.reached.clear()
     left = [times]
-    real_wait = deploy.wait
+    real_wait = rollout.wait
 
     def interrupted_wait(futures, timeout=None):
         while left[0] and not all(future.done() for future in futures):
@@ -191,13 +191,13 @@ def ctrl_c(monkeypatch, times):
                 raise KeyboardInterrupt
         return real_wait(futures, timeout)
 
-    monkeypatch.setattr(deploy, "wait", interrupted_wait)
+    monkeypatch.setattr(rollout, "wait", interrupted_wait)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_a_host_hangs_exits_130_with_what_is_known_of_each(connections, monkeypatch, times):
     """The host did not end by itself: that its connection was closed is no failure of it, and not the outcome."""
-    monkeypatch.setattr(deploy, "_PATIENCE", 0.05 if times == 1 else 3600)
+    monkeypatch.setattr(rollout, "_PATIENCE", 0.05 if times == 1 else 3600)
     ctrl_c(monkeypatch, times)
     outcome, log = run("a", "hung", "later", batch=1, job=Hung)
     assert outcome.error.exit_code == 130 and "1 of 3 hosts" in outcome.error.what

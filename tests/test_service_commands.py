@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from patcher.config import ServiceSettings
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
+from patcher.hosts import ServiceSettings
 from patcher.installation.command_line import apply_flags, port_of
 from patcher.server.services.base import UNREADABLE
 from patcher.server.services.registry import ServiceHost, make_service

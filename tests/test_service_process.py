@@ -15,8 +15,8 @@ import pytest
 from stub_venv import make_stub_venv
 
 from patcher.agent.server import left_behind
-from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
+from patcher.hosts import ServiceSettings
 from patcher.server import readiness
 from patcher.server.client import SglangClient
 from patcher.server.readiness import wait_ready

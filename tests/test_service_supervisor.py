@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from stub_venv import make_stub_venv
 
-from patcher.config import ServiceSettings
 from patcher.errors import NotReady, UsageProblem
+from patcher.hosts import ServiceSettings
 from patcher.server import readiness
 from patcher.server.client import SglangClient
 from patcher.server.readiness import wait_ready

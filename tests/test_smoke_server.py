@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from patcher.config import ServiceSettings
+from patcher.hosts import ServiceSettings
 from patcher.server.client import SglangClient
 from patcher.server.readiness import wait_ready
 from patcher.server.services.registry import ServiceHost, make_service

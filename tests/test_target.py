@@ -2,8 +2,8 @@
 
 import pytest
 
-from patcher.config import EndpointSettings, HostSettings
 from patcher.errors import Conflict, NoInstallation, UsageProblem
+from patcher.hosts import EndpointSettings, HostSettings
 from patcher.installation import find
 from patcher.installation.find import find_target, redacted, refuse_other_copy, serving_processes
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.config import LOCAL_NAME, HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, Locked, RollbackFailed
+from patcher.hosts import LOCAL_NAME, HostSettings
 from patcher.installation.session import Session
 from patcher.installation.transaction import undo
 from patcher.plan.plan import Plan

@@ -12,13 +12,13 @@ from patcher.commands.revert import Revert, RevertOptions
 from patcher.commands.serve import Restart, SmokeTest
 from patcher.commands.status import Diff, History, List, Status, describe_series
 from patcher.commands.verify import Verify
-from patcher.config import LOCAL_NAME, HostSettings, load_config, searched
-from patcher.deploy import Job, Rollout, run_on_hosts
 from patcher.errors import UsageProblem
+from patcher.hosts import LOCAL_NAME, HostSettings, load_config, searched
 from patcher.installation.session import Session
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
 from patcher.report.stderr import message_console
+from patcher.rollout import Job, Rollout, run_on_hosts
 from patcher.series.catalogue import catalogue
 from patcher.smoke.suite import load_suite
 from patcher.ssh.connection import Connection

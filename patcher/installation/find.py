@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.config import HostSettings
 from patcher.errors import Conflict, NoInstallation, UsageProblem
+from patcher.hosts import HostSettings
 from patcher.installation.command_line import port_of
 from patcher.ssh.connection import Connection
 from patcher.wire import replies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patcher.config import HostSettings
 from patcher.errors import SeriesProblem, UsageProblem
+from patcher.hosts import HostSettings
 from patcher.installation.find import Target, find_target
 from patcher.report.outcome import WARNING, HostResult
 from patcher.series.catalogue import choose

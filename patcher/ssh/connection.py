@@ -31,7 +31,7 @@ from patcher.ssh.config import SshTarget
 from patcher.ssh.streams import LIMIT, Streams
 
 if TYPE_CHECKING:
-    from patcher.config import HostSettings
+    from patcher.hosts import HostSettings
 
 # paramiko logs a trace for every host that does not answer; all that it has to say comes back as our own errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -16,11 +16,11 @@ from patcher.commands.doctor import Doctor
 from patcher.commands.revert import Revert, RevertOptions
 from patcher.commands.status import Diff, History, List, Status
 from patcher.commands.verify import Verify
-from patcher.config import EndpointSettings, HostSettings
-from patcher.deploy import Job
 from patcher.errors import DdtreePatchError
+from patcher.hosts import EndpointSettings, HostSettings
 from patcher.installation.session import Session
 from patcher.report.outcome import HostResult
+from patcher.rollout import Job
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection
 from patcher.team import alone

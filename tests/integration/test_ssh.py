@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from patcher.config import HostSettings
 from patcher.errors import AuthenticationProblem, HostKeyProblem, HostUnreachable, UsageProblem
+from patcher.hosts import HostSettings
 from patcher.ssh.connection import Connection, connect
 from patcher.wire.call import call_agent
 from scripts.rig.sshd import Sshd
@@ -374,7 +374,7 @@ def test_a_proxy_command(sshd, dial: Dial, tmp_path: Path):
 
 def test_a_host_that_does_not_answer_leaves_no_trace_on_the_terminal(tmp_path: Path):
     code = (
-        "from patcher.config import HostSettings; from patcher.ssh.connection import connect\n"
+        "from patcher.hosts import HostSettings; from patcher.ssh.connection import connect\n"
         "try: connect(HostSettings(name='gpu', address='gpu'))\nexcept Exception as error: print(error)"
     )
     with Pages() as pages:

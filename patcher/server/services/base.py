@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from patcher.config import ServiceSettings
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
+from patcher.hosts import ServiceSettings
 from patcher.installation.command_line import apply_flags, port_of
 from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.ssh.connection import Completed, Connection

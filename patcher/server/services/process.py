@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from patcher.config import ServiceSettings
 from patcher.errors import Locked, NotReady
+from patcher.hosts import ServiceSettings
 from patcher.installation.command_line import apply_flags
 from patcher.installation.find import redacted
 from patcher.server.services.base import Service, ServiceHost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patcher.config import ServiceSettings
+from patcher.hosts import ServiceSettings
 from patcher.server.services.base import Service, ServiceHost
 from patcher.server.services.command import CommandService
 from patcher.server.services.docker import DockerService

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from patcher import __version__, interrupts
-from patcher.config import HostSettings
 from patcher.errors import DdtreePatchError, Interrupted, NotTouched
+from patcher.hosts import HostSettings
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
 from patcher.ssh.connection import Connection, connect
