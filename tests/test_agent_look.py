@@ -256,7 +256,8 @@ def test_two_at_once(venv: Installation):
         f"while not pathlib.Path({str(venv.site / 'go')!r}).exists(): time.sleep(0.02)\n"
     )
     code = (
-        "import json, sys; from patcher.ssh.connection import LocalConnection; from patcher.wire.call import call_agent\n"
+        "import json, sys; from patcher.ssh.connection import LocalConnection\n"
+        "from patcher.wire.call import call_agent\n"
         "print(call_agent(LocalConnection(), sys.argv[1], json.load(sys.stdin))['committed'])"
     )
     request = {

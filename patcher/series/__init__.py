@@ -1,1 +1,1 @@
-"""A series of patches: what it is, read from its directory, written into one, and the unified diffs that it is made of."""
+"""A series of patches: what it is, read from its directory, written into one, and the diffs that it is made of."""
