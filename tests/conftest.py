@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Said, run_tool
-from stub_fleet import Fleet
-from stub_host import StubHost
 
 from scripts.rig import target
 from scripts.rig.server import CpuServer
 from scripts.rig.sshd import Sshd
+from tests.support.command_line import Said, run_tool
+from tests.support.stub_fleet import Fleet
+from tests.support.stub_host import StubHost
 
 
 @pytest.fixture(autouse=True)

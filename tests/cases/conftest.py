@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from builders import VERSION, make_package
 from packages import A, Tree, Venv, X, Y
 
 from scripts.rig import target
+from tests.support.builders import VERSION, make_package
 
 HOOK = """
 import importlib.util, sys

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomlkit
-from builders import VERSION, make_package
-from command_line import Said
 
 from patcher.series import udiff
 from patcher.series.model import line_digest, sha256
+from tests.support.builders import VERSION, make_package
+from tests.support.command_line import Said
 
 X, Y = "sglang/x.py", "sglang/y.py"
 A = b"a\nb\nc\nd\ne\nf\ng\n"

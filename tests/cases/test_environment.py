@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import VERSION, make_package
-from command_line import said_by, start_tool
 from packages import PATCHED, A, Venv, X, Y, contents, make_wheel, patch_of, told
 
 from patcher.agent.record import record_lines
 from patcher.series.model import sha256
+from tests.support.builders import VERSION, make_package
+from tests.support.command_line import said_by, start_tool
 
 BOTH = patch_of(X, Y)
 INFO = f"sglang-{VERSION}.dist-info"

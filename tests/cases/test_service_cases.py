@@ -15,8 +15,8 @@ import pytest
 from patcher.server import readiness, server
 from patcher.server.services import process
 from patcher.smoke.checks import GREEDY_FALLBACK
-from tests.command_line import Said
-from tests.stub_host import StubHost
+from tests.support.command_line import Said
+from tests.support.stub_host import StubHost
 
 long = functools.partial(pytest.param, marks=pytest.mark.long)  # more of the same kind
 ALL_PATHS = ["temperature", "top_k", "top_p", "top_k_top_p", "min_p"]

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from builders import DDTREE, PRISTINE, STAGES, make_package, make_series
 
 from scripts.rig.sshd import Sshd
-from tests.relay import Relay
-from tests.ssh_keys import RunningAgent, new_key
-from tests.stub_host import StubHost
+from tests.support.builders import DDTREE, PRISTINE, STAGES, make_package, make_series
+from tests.support.relay import Relay
+from tests.support.ssh_keys import RunningAgent, new_key
+from tests.support.stub_host import StubHost
 
 
 def more_of(names: Iterable[str], *rest: str) -> list:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.builders import PRISTINE
-from tests.installations import Installation
+from tests.support.builders import PRISTINE
+from tests.support.installations import Installation
 
 ORDER = [path for path in sorted(PRISTINE) if path.endswith(("args.py", "ddtree.py", "info.py", "worker.py"))]
 WORKER = "sglang/srt/worker.py"

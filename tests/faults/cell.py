@@ -16,7 +16,7 @@ from tests.faults.agent import PATIENCE_S, Striker, cut_channel
 from tests.faults.causes import CAUSES, ORDER, Fault
 from tests.faults.cells import END, JOBS, Cell
 from tests.faults.prepare import Said, Starts, ask, installation_in, only_files
-from tests.installations import STAGES
+from tests.support.installations import STAGES
 
 LOOK = {"op": "inspect"}  # the next command: any one recovers first
 LASTING = ("ENOSPC", "EROFS", "EBUSY", "EACCES")  # still there for the next command, until someone lifts them

@@ -10,7 +10,7 @@ from typing import Any
 from patcher.agent.backups import needed_backups
 from patcher.agent.files import NEW, OLD
 from tests.faults.causes import THEIRS, WORKER
-from tests.installations import Installation, sha
+from tests.support.installations import Installation, sha
 
 STATE_FILES = {"receipt.json", "history.jsonl", "state.json", "backups"}
 

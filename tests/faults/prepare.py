@@ -14,9 +14,9 @@ from typing import Any
 from patcher.errors import DdtreePatchError
 from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series.catalogue import load_series
-from tests.builders import make_series
 from tests.faults.cells import JOBS, KILLED_AT, Job
-from tests.installations import Installation
+from tests.support.builders import make_series
+from tests.support.installations import Installation
 
 ARGS = "sglang/srt/args.py"
 

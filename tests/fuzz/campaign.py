@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 
 from patcher.errors import DdtreePatchError
-from tests.builders import make_series
 from tests.fuzz.patches import check_patch, patch_cases
 from tests.fuzz.replies import Replies
 from tests.fuzz.series import check_series, damaged_series, original
-from tests.installations import STAGES, Installation, sha
+from tests.support.builders import make_series
+from tests.support.installations import STAGES, Installation, sha
 
 SERIES_EACH = 200  # damaged series made of one good one
 GIT_EACH = 40  # of the accepted damaged patches, every so many-th is given to git too

@@ -13,9 +13,9 @@ from patcher.errors import Conflict
 from patcher.plan.plan import make_plan
 from patcher.series.catalogue import load_series
 from patcher.series.model import sha256
-from tests.builders import inspection, make_series
 from tests.fuzz.damage import damaged
 from tests.fuzz.patches import Files, changed_files, edited, stays_inside
+from tests.support.builders import inspection, make_series
 
 TOML = (
     b"name = 1",

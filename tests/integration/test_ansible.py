@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from scripts.rig.processes import end_group
-from tests.stub_fleet import Fleet
-from tests.stub_host import StubHost
+from tests.support.stub_fleet import Fleet
+from tests.support.stub_host import StubHost
 
 PLAYBOOKS = Path(__file__).parents[2] / "configs/ansible"
 PROGRAMS = Path(sys.executable).parent

@@ -10,8 +10,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from builders import make_package
-from stub_host import StubHost, free_port
+
+from tests.support.builders import make_package
+from tests.support.stub_host import StubHost, free_port
 
 DDTREE = {"--speculative-algorithm": "DDTREE"}
 

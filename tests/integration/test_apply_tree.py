@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import PRISTINE, STAGES, files_after, make_package, make_series
+
+from tests.support.builders import PRISTINE, STAGES, files_after, make_package, make_series
 
 
 def hashes(root: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from patcher.agent import steps
 from patcher.agent.steps import STEPS, UNDO, UNDONE
 from tests.faults.cells import FAULTS, JOBS, thin, uncovered, whole
 from tests.faults.prepare import Starts, ask, installation_in
-from tests.installations import may_mount
+from tests.support.installations import may_mount
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/fault-matrix.md"

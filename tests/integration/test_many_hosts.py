@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts.rig.sshd import free_port
-from tests.stub_fleet import NAMES, Fleet
+from tests.support.stub_fleet import NAMES, Fleet
 
 
 def on_all(fleet: Fleet) -> list[str]:

@@ -21,9 +21,9 @@ from patcher.hosts import HostSettings
 from patcher.ssh.connection import Connection, connect
 from patcher.wire.call import call_agent
 from scripts.rig.sshd import Sshd
-from tests.installations import Installation
-from tests.ssh_keys import RunningAgent, new_key
-from tests.web import Pages
+from tests.support.installations import Installation
+from tests.support.ssh_keys import RunningAgent, new_key
+from tests.support.web import Pages
 
 Dial = Callable[..., Connection]
 

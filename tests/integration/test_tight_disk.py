@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.installations import Installation, may_mount
+from tests.support.installations import Installation, may_mount
 
 APPLY_AND_REVERT = """
 import json, sys
 from pathlib import Path
 from patcher.errors import Conflict
-from tests.installations import Installation
+from tests.support.installations import Installation
 host = Installation(Path(sys.argv[1]), Path(sys.argv[2]))
 said = []
 for stage, request in zip(("temperature", "pristine"), map(json.loads, sys.argv[3:])):

@@ -10,7 +10,7 @@ import pytest
 
 from patcher.agent.steps import STEPS
 from patcher.errors import Conflict, Drift, HostUnreachable, RollbackFailed
-from tests.installations import Installation, Through, may_mount
+from tests.support.installations import Installation, Through, may_mount
 
 AFTER_DECISION = STEPS[STEPS.index("receipt") :]  # killed before one of these, a commit is finished
 UNTOUCHED = ("lock", "check", "backup", "journal", "unlock")  # killed before one of these, there is nothing to do

@@ -11,7 +11,7 @@ import pytest
 
 from patcher.errors import DdtreePatchError
 from tests.faults.agent import Striker
-from tests.installations import Environment, Installation
+from tests.support.installations import Environment, Installation
 
 POINTS = ("check", "journal", "write:1", "keep", "rename:1", "rename:2", "bytecode", "clean")
 RARER = ("backup", "write:2", "write:3", "rename:3", "read-back", "stage", "decide", "receipt")

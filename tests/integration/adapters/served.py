@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from command_line import Said
-from stub_host import StubHost
+from tests.support.command_line import Said
+from tests.support.stub_host import StubHost
 
 DOCUMENT = Path(__file__).parents[3] / "docs/services.md"
 

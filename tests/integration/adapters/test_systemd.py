@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from served import Served, documented, put_in, ssh
-from stub_host import StubHost
 
 from scripts.rig.systemd import UID, USER, SystemdMachine, why_not
+from tests.support.stub_host import StubHost
 
 WHY_NOT = why_not() or ("" if shutil.which("sudo") else "sudo is not installed")
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no units can be run here: {WHY_NOT}")

@@ -1,0 +1,75 @@
+"""The series in patches/ against the release that each is made for."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from patcher.plan.plan import make_plan, make_revert_plan
+from patcher.series import udiff_parse
+from patcher.series.catalogue import catalogue, check_against, choose
+from tests.support.builders import inspection
+
+PACKAGE = Path(__file__).resolve().parents[3] / "patches"
+
+
+def test_the_series_gives_the_listed_bytes_from_the_real_wheel(unpacked_wheel):
+    series = choose(catalogue(PACKAGE), "sglang", "0.5.11")
+    assert [stage.name for stage in series.stages] == ["ddtree", "temperature"]
+    pristine = {path: read(unpacked_wheel / path) for path in series.files}
+    check_against(series, pristine)
+    for stage in series.stages:
+        plan = make_plan(series, stage.name, inspection(unpacked_wheel, series.files))
+        assert plan.stage_from == "pristine"
+        shown = {file.path: file for file in udiff_parse.parse(plan.unified_diff(), "plan")}
+        assert set(shown) == {action.path for action in plan.changes}
+    assert make_revert_plan(inspection(unpacked_wheel, series.files), series).is_noop
+
+
+@pytest.mark.parametrize("stage", ["ddtree", "temperature"])
+def test_what_a_stage_imports_from_its_own_files_is_defined_there(unpacked_wheel, stage):
+    """An import check on a host finds this, too, but a tree without interpreter, such as an image build, has none."""
+    series = choose(catalogue(PACKAGE), "sglang", "0.5.11")
+    plan = make_plan(series, stage, inspection(unpacked_wheel, series.files))
+    trees = {action.path: ast.parse(action.new) for action in plan.changes}
+    imported = 0
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            own = f"{node.module.replace('.', '/')}.py" if isinstance(node, ast.ImportFrom) and node.module else ""
+            if own in trees:
+                wanted = {alias.name for alias in node.names}
+                imported += len(wanted)
+                assert wanted <= names_of(trees[own]), (path, own)
+    assert imported > 20
+
+
+def names_of(tree: ast.Module) -> set[str]:
+    """What a module has at its top level, also within `if` and `try`."""
+    names: set[str] = set()
+    left = list(tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        left += ast.iter_child_nodes(node)
+    return names
+
+
+def test_no_patch_touches_the_line_ends_or_leaves_trailing_space():
+    for series in catalogue(PACKAGE):
+        for patch in series.patches:
+            for file in patch.files:
+                added = [text for hunk in file.hunks for tag, text in hunk.lines if tag == b"+"]
+                assert not [text for text in added if b"\r" in text or text.rstrip() != text.removesuffix(b"\n")]
+                assert all(text.endswith(b"\n") for text in added), file.path
+
+
+def read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

@@ -1,0 +1,255 @@
+"""A work tree of a release and its series: made, exported, made again, and which commits are refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from patcher.errors import SeriesProblem, UsageProblem
+from patcher.series import worktree
+from patcher.series.catalogue import check_against, load_series
+from tests.support.builders import DDTREE, PRISTINE, TEMPERATURE, files_after, make_package
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "refresh_series.py"
+ARGS, INFO, WORKER = "sglang/srt/args.py", "sglang/srt/info.py", "sglang/srt/worker.py"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    root = make_package(tmp_path_factory.mktemp("site"))
+    path = tmp_path_factory.mktemp("wheel") / "sglang-0.5.11-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(root).as_posix())
+    return path
+
+
+@pytest.fixture
+def work(tmp_path, wheel):
+    directory = tmp_path / "work"
+    assert worktree.init(directory, wheel, "sglang", "0.5.11", tmp_path / "none") == 0
+    return directory
+
+
+def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tmp_path):
+    two_stages(work)
+    first = tmp_path / "patches" / "sglang-0.5.11"
+    series = worktree.export(work, "sglang", "0.5.11", first)
+    check_against(series, PRISTINE)
+    assert [(patch.name, patch.stage, patch.purpose) for patch in series.patches] == [
+        ("tree", "ddtree", "Builds the tree."),
+        ("sample", "temperature", "Samples from it."),
+    ]
+    for stage in ("ddtree", "temperature"):
+        for path in series.files:
+            assert series.render(path, PRISTINE[path], stage) == files_after(stage)[path]
+    again = tmp_path / "again"
+    assert worktree.init(again, wheel, "sglang", "0.5.11", first) == 2
+    second = tmp_path / "patches2" / "sglang-0.5.11"
+    worktree.export(again, "sglang", "0.5.11", second)
+    assert contents(first) == contents(second)
+
+
+def test_the_users_settings_of_git_change_nothing(work, tmp_path, monkeypatch):
+    two_stages(work)
+    worktree.export(work, "sglang", "0.5.11", tmp_path / "plain")
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        "[core]\nabbrev = 5\nautocrlf = true\nquotePath = false\n[diff]\nnoprefix = true\nmnemonicPrefix = true\n"
+        "context = 1\nalgorithm = histogram\nexternal = false\nrenames = copies\n[color]\nui = always\n"
+    )
+    for name, value in {"GIT_CONFIG_GLOBAL": str(settings), "GIT_DIFF_OPTS": "-u1", "GIT_DIR": "/none"}.items():
+        monkeypatch.setenv(name, value)
+    for line in ("core.abbrev 4", "diff.noprefix true", "diff.context 0", "diff.algorithm patience"):
+        subprocess.run(["git", "config", "--file", str(work / ".git/config"), *line.split()], check=True)
+    worktree.export(work, "sglang", "0.5.11", tmp_path / "odd")
+    assert contents(tmp_path / "plain") == contents(tmp_path / "odd")
+
+
+def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
+    directory = tmp_path / "sglang-0.5.11"
+    two_stages(work)
+    worktree.export(work, "sglang", "0.5.11", directory)
+    text = (directory / "series.toml").read_text()
+    text = text.replace('versions = ["0.5.11"]', 'versions = ["0.5.11", "0.5.11.post1"]')
+    text = text.replace("adds DDTree", "brings DDTree").replace("top_p_renorm_prob", "top_q_renorm_prob")
+    (directory / "series.toml").write_text(text)
+    git(work, "reset", "-q", "--hard", "HEAD~1")
+    series = worktree.export(work, "sglang", "0.5.11", directory)
+    assert series.versions == ("0.5.11", "0.5.11.post1") and "top_q_renorm_prob" in series.ops
+    assert [stage.purpose[:12] for stage in series.stages] == ["brings DDTre"]
+    assert [path.name for path in directory.glob("*.patch")] == ["0001-tree.patch"]
+
+
+def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
+    with pytest.raises(SeriesProblem, match="no commit"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    (work / ARGS).write_bytes(b"edited\n")
+    with pytest.raises(UsageProblem, match="not committed"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("tree\n\nBuilds.\n", "needs one trailer"),
+        ("tree\n\nBuilds.\n\nStage: other", "needs one trailer"),
+        ("tree\n\nBuilds.\n\nStage: ddtree\nStage: temperature", "needs one trailer"),
+        ("Tree builder\n\nBuilds.\n\nStage: ddtree", "small letters"),
+        ("../tree\n\nBuilds.\n\nStage: ddtree", "small letters"),
+        ("tree\n\nStage: ddtree", "what the patch is for"),
+    ],
+)
+def test_messages_that_are_refused(work, tmp_path, message, said):
+    write(work, {ARGS: DDTREE[ARGS]})
+    commit(work, message)
+    with pytest.raises(SeriesProblem, match=said):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+
+
+def rename(work):
+    git(work, "mv", ARGS, "sglang/srt/renamed.py")
+
+
+def make_executable(work):
+    (work / ARGS).chmod(0o755)
+
+
+def link(work):
+    (work / "sglang/link.py").symlink_to("__init__.py")
+
+
+def become_a_link(work):
+    (work / ARGS).unlink()
+    (work / ARGS).symlink_to("info.py")
+
+
+def executable_file(work):
+    write(work, {"sglang/run.py": b"x\n"})
+    (work / "sglang/run.py").chmod(0o755)
+
+
+def binary(work):
+    write(work, {"sglang/x.bin": b"a\0b\n"})
+
+
+def outside(work):
+    write(work, {"setup.py": b"x\n"})
+
+
+def submodule(work):
+    head = git(work, "rev-parse", "HEAD").strip()
+    git(work, "update-index", "--add", "--cacheinfo", f"160000,{head},sglang/sub")
+
+
+def nothing(work):
+    pass
+
+
+@pytest.mark.parametrize(
+    "change", [rename, make_executable, link, become_a_link, executable_file, binary, outside, submodule, nothing]
+)
+def test_changes_that_are_refused(work, tmp_path, change):
+    change(work)
+    if change is submodule:
+        git(work, *WHO, "commit", "-q", "-m", "tree\n\nBuilds.\n\nStage: ddtree")
+        (work / "sglang/sub").mkdir()
+    else:
+        commit(work, "tree\n\nBuilds.\n\nStage: ddtree")
+    with pytest.raises(SeriesProblem):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stages_in_the_wrong_order_names_twice_and_merges(work, tmp_path):
+    write(work, {INFO: TEMPERATURE[INFO]})
+    commit(work, "tree\n\nx\n\nStage: temperature")
+    write(work, {ARGS: DDTREE[ARGS]})
+    commit(work, "builder\n\nx\n\nStage: ddtree")
+    with pytest.raises(SeriesProblem, match="builder is of stage ddtree, but follows tree of stage temperature"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    git(work, *WHO, "commit", "-q", "--amend", "-m", "tree\n\nx\n\nStage: temperature")
+    with pytest.raises(SeriesProblem, match="same subject"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    git(work, "checkout", "-q", "-b", "side", "HEAD~1")
+    write(work, {WORKER: DDTREE[WORKER]})
+    commit(work, "side\n\nx\n\nStage: temperature")
+    git(work, *WHO, "merge", "-q", "-m", "merge\n\nx\n\nStage: temperature", "series")
+    with pytest.raises(SeriesProblem, match="merge"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+
+
+def test_new_empty_and_removed_files(work, tmp_path):
+    write(work, {"sglang/empty.py": b"", "sglang/größe.py": b"x\n", "sglang/no_end.py": b"x"})
+    (work / INFO).unlink()
+    commit(work, "tree\n\nx\n\nStage: ddtree")
+    series = worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    assert {path: series.render(path, PRISTINE.get(path), "ddtree") for path in series.files} == {
+        "sglang/empty.py": b"",
+        "sglang/größe.py": b"x\n",
+        "sglang/no_end.py": b"x",
+        INFO: None,
+    }
+
+
+def test_a_wheel_that_is_another_or_damaged(tmp_path, wheel):
+    with pytest.raises(UsageProblem, match=r"not the wheel of sglang 0\.5\.12"):
+        worktree.init(tmp_path / "work", wheel, "sglang", "0.5.12", tmp_path)
+    damaged = tmp_path / "damaged.whl"
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(damaged, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, b"other\n" if name == ARGS else old.read(name))
+    with pytest.raises(UsageProblem, match="RECORD"):
+        worktree.init(tmp_path / "work2", damaged, "sglang", "0.5.11", tmp_path)
+
+
+def test_the_script(wheel, tmp_path):
+    def run(*arguments):
+        command = [sys.executable, str(SCRIPT), "0.5.11", "--patches", str(tmp_path / "patches"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    work = str(tmp_path / "work")
+    assert run("--work", work, "--init", "--wheel", str(wheel)).returncode == 0
+    two_stages(tmp_path / "work")
+    done = run("--work", work)
+    assert (done.returncode, done.stdout.endswith("2 patches, 4 files\n")) == (0, True)
+    assert len(load_series(tmp_path / "patches" / "sglang-0.5.11").patches) == 2
+    again = run("--work", work, "--init", "--wheel", str(wheel))
+    assert again.returncode == 2 and "not empty" in again.stderr
+
+
+WHO = ("-c", "user.name=tester", "-c", "user.email=tester@localhost")
+
+
+def two_stages(work: Path) -> None:
+    write(work, DDTREE)
+    commit(work, "tree\n\nBuilds\nthe tree.\n\nMore about it.\n\nStage: ddtree")
+    write(work, TEMPERATURE)
+    commit(work, "sample\n\nSamples from it.\n\nStage: temperature")
+
+
+def write(work: Path, files: dict) -> None:
+    for path, data in files.items():
+        (work / path).write_bytes(data)
+
+
+def commit(work: Path, message: str) -> None:
+    git(work, "add", "-A")
+    git(work, *WHO, "commit", "-q", "--allow-empty", "-m", message)
+
+
+def git(work: Path, *arguments: str) -> str:
+    environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(["git", "-C", str(work), *arguments], capture_output=True, check=True, env=environment)
+    return done.stdout.decode()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
