@@ -2,6 +2,9 @@
 
 A series is a directory: series.toml, the patches, and lines.json, which holds for each pristine file the first bytes of
 each line's sha256.  The latter names the very line in which an installed file differs, without any text of that file.
+
+What several series share lies once, in the folder ``core`` beside them: patches that only add files.  A series names
+such a patch as ``../core/NAME.patch`` and pins its sha256.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import tomllib
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +29,10 @@ ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
 ABSENT = "absent"
 SETTINGS = "series.toml"
 LINES = "lines.json"
+CORE = "core"
 DIGEST_SIZE = len(line_digest(b""))
 PATCH_FILE = re.compile(r"\d{4}-([a-z0-9][a-z0-9-]*)\.patch")
+CORE_FILE = re.compile(rf"\.\./{CORE}/([a-z0-9][a-z0-9-]*)\.patch")
 STAGE_NAME = re.compile(r"[a-z][a-z0-9-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -98,7 +104,9 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
     """
     if root is None:
         root = Path(os.environ.get(ROOT_VARIABLE) or shipped("patches"))
-    found = tuple(load_series(path.parent) for path in sorted(root.glob("*/series.toml")))
+    if (root / CORE / SETTINGS).exists():
+        raise _problem(f"{CORE}/ holds what series share and cannot be a series itself", str(root / CORE / SETTINGS))
+    found = tuple(load_series(path.parent) for path in sorted(root.glob(f"*/{SETTINGS}")))
     if not found:
         raise SeriesProblem(
             "no series found", where=str(root), next_step=f"Name the directory of the series in ${ROOT_VARIABLE}."
@@ -136,14 +144,30 @@ def _stage(entry: Any, where: str) -> Stage:
 
 def _patch(directory: Path, entry: Any, where: str) -> Patch:
     _keys(entry, {"file": str, "stage": str, "purpose": str, "sha256": str}, where)
-    name = PATCH_FILE.fullmatch(entry["file"])
+    shared = CORE_FILE.fullmatch(entry["file"])
+    name = shared or PATCH_FILE.fullmatch(entry["file"])
     if not name:
-        raise _problem(f"{entry['file']!r} is not named like 0001-some-name.patch", where)
-    path = directory / entry["file"]
+        raise _problem(f"{entry['file']!r} is not named like 0001-some-name.patch or ../{CORE}/some-name.patch", where)
+    path = directory.parent / CORE / f"{name[1]}.patch" if shared else directory / entry["file"]
     raw = _read(path)
     if sha256(raw) != entry["sha256"]:
+        if shared:
+            raise SeriesProblem(
+                f"the shared patch is not the one that {directory.name} pins: its sha256 differs",
+                where=str(path),
+                next_step="restore the file, or pin and re-check every series with scripts/refresh_series.py",
+            )
         raise _problem("the patch is not the one that series.toml names: its sha256 differs", str(path))
-    return Patch(name[1], entry["stage"], entry["purpose"], udiff_parse.parse(raw, str(path)), entry["sha256"])
+    files = _parse(raw, str(path))
+    if shared:
+        for file in files:
+            if file.kind != "create":
+                raise _problem(f"a shared patch may only add files; this one changes {file.path}", str(path))
+    return Patch(name[1], entry["file"], entry["stage"], entry["purpose"], files, entry["sha256"])
+
+
+# A shared patch is read by every series of a catalogue.
+_parse = lru_cache(maxsize=32)(udiff_parse.parse)
 
 
 def _file_state(path: str, entry: Any, stages: tuple[Stage, ...], where: str) -> FileState:
@@ -187,10 +211,11 @@ def _check_stages(series: Series, where: str) -> None:
 
 
 def _check_paths(series: Series, where: str) -> None:
-    listed = {patch.name for patch in series.patches}
+    names = {patch.name for patch in series.patches}
+    own = [patch.name for patch in series.patches if not patch.shared]
     there = {path.name for path in series.directory.glob("*.patch")}
-    if len(listed) != len(series.patches) or len(there) != len(listed):
-        raise _problem(f"{len(there)} patch files are there, {len(listed)} distinct names are listed", where)
+    if len(names) != len(series.patches) or len(there) != len(own):
+        raise _problem(f"{len(there)} patch files are there, {len(set(own))} distinct names are listed", where)
     touched = {file.path for patch in series.patches for file in patch.files}
     for path in sorted(touched):
         if not path.startswith(f"{series.package}/"):

@@ -22,13 +22,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file; ``name`` is its file name without number and suffix, ``sha256`` that of the patch file."""
+    """One patch; ``file`` is its path relative to the series' directory, ``sha256`` that of the patch file.
+
+    ``name`` is the file's name without number and suffix.  A ``shared`` patch lies in the core beside the series, and
+    other series use the same file.
+    """
 
     name: str
+    file: str
     stage: str
     purpose: str
     files: tuple[udiff.FilePatch, ...]
     sha256: str
+
+    @property
+    def shared(self) -> bool:
+        return self.file.startswith("../")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 The tag ``pristine`` marks the untouched release; each commit after it becomes one patch.  A commit's subject is the
 patch's name, its body says in one line what it is for, and a trailer ``Stage: NAME`` says to which stage it belongs.
+A second trailer ``Shared: core`` marks a patch that only adds files and is shared by several series.
 git's own settings, of the user and of the machine, have no influence on what is written.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.series import udiff, udiff_parse
-from patcher.series.catalogue import SETTINGS, load_series, read_settings
+from patcher.series.catalogue import CORE, SETTINGS, load_series, read_settings
 from patcher.series.model import Series
 from patcher.series.write import PatchText, write_series
 
@@ -113,12 +114,12 @@ def init(work: Path, wheel: Path, package: str, version: str, series_dir: Path) 
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(new)
-        _commit(work, f"{patch.name}\n\n{patch.purpose}\n\nStage: {patch.stage}\n")
+        _commit(work, PatchText(patch.name, patch.stage, patch.purpose, b"", patch.shared).message)
     return len(series.patches)
 
 
-def export(work: Path, package: str, version: str, series_dir: Path) -> Series:
-    """Write the commits after the tag as a series.
+def export(work: Path, package: str, version: str, series_dir: Path, replace_core: bool = False) -> Series:
+    """Write the commits after the tag as a series; ``replace_core`` as in write_series.
 
     Raises SeriesProblem for a commit that is no patch, UsageProblem for a work tree with changes not committed.
     """
@@ -145,6 +146,7 @@ def export(work: Path, package: str, version: str, series_dir: Path) -> Series:
         stages=stages,
         patches=[commit.patch for commit in commits],
         pristine=pristine,
+        replace_core=replace_core,
     )
 
 
@@ -192,6 +194,9 @@ def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Co
             where=where,
             next_step="Reword the commit.",
         )
+    shared = re.findall(r"^Shared: *(\S+) *$", rest, re.MULTILINE)
+    if shared not in ([], [CORE]):
+        raise SeriesProblem(f"the trailer can only be 'Shared: {CORE}'", where=where, next_step="Reword the commit.")
     body = re.sub(r"^[A-Z][A-Za-z-]+: .*$", "", rest, flags=re.MULTILINE).strip()
     purpose = " ".join(body.split("\n\n")[0].split())
     if not purpose:
@@ -203,7 +208,13 @@ def _read_commit(work: Path, commit: str, package: str, stages: list[str]) -> Co
         old, new = changed[patch.path]
         if udiff.apply(patch, old) != new:
             raise SeriesProblem(f"the diff of {patch.path} does not produce the file", where=where)
-    return Commit(PatchText(subject, found[0], purpose, diff), changed)
+    if shared and any(old is not None for old, _ in changed.values()):
+        raise SeriesProblem(
+            "a shared patch may only add files",
+            where=where,
+            next_step="Move the changes of the release's own files to a commit of their own.",
+        )
+    return Commit(PatchText(subject, found[0], purpose, diff, bool(shared)), changed)
 
 
 def _changes(work: Path, commit: str, package: str, where: str) -> dict[str, tuple[bytes | None, bytes | None]]:

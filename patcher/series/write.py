@@ -11,8 +11,9 @@ from typing import Any
 
 import tomlkit
 
+from patcher.errors import SeriesProblem
 from patcher.series import udiff, udiff_parse
-from patcher.series.catalogue import ABSENT, LINES, PATCH_FILE, SETTINGS, check_against, load_series
+from patcher.series.catalogue import ABSENT, CORE, LINES, PATCH_FILE, SETTINGS, check_against, load_series
 from patcher.series.model import PRISTINE, Series, line_digest, sha256
 
 NOTE = "Written by scripts/refresh_series.py from a git work tree: edit there, not here."
@@ -20,16 +21,23 @@ NOTE = "Written by scripts/refresh_series.py from a git work tree: edit there, n
 
 @dataclass(frozen=True)
 class PatchText:
-    """A patch to be written; ``diff`` is the unified diff alone."""
+    """A patch to be written; ``diff`` is the unified diff alone.  A ``shared`` one goes into the core."""
 
     name: str
     stage: str
     purpose: str
     diff: bytes
+    shared: bool = False
+
+    @property
+    def message(self) -> str:
+        """What stands above the diff, and the message of the patch's commit."""
+        core = f"Shared: {CORE}\n" if self.shared else ""
+        return f"{self.name}\n\n{self.purpose}\n\nStage: {self.stage}\n{core}"
 
     @property
     def text(self) -> bytes:
-        return f"{self.name}\n\n{self.purpose}\n\nStage: {self.stage}\n\n".encode() + self.diff
+        return f"{self.message}\n".encode() + self.diff
 
 
 def write_series(
@@ -42,13 +50,23 @@ def write_series(
     stages: Mapping[str, str],
     patches: Sequence[PatchText],
     pristine: Mapping[str, bytes | None],
+    replace_core: bool = False,
 ) -> Series:
     """Write the series and load it again, checked against the pristine files.
 
     ``stages`` maps names to purposes, in order; those without a patch are left out.  ``pristine`` has the bytes of
-    every file that a patch touches, None for one that does not exist.  Raises Conflict if a patch does not fit.
+    every file that a patch touches, None for one that does not exist.  Shared patches go into the core beside
+    ``directory``.  Raises Conflict if a patch does not fit, SeriesProblem if the core has another text of a shared one
+    and ``replace_core`` is not set (the other series that pin the old text must then be pinned anew).
     """
-    files = {f"{number:04}-{patch.name}.patch": patch for number, patch in enumerate(patches, 1)}
+    own = [patch for patch in patches if not patch.shared]
+    files = {f"{number:04}-{patch.name}.patch": patch for number, patch in enumerate(own, 1)}
+    core = {directory.parent / CORE / f"{patch.name}.patch": patch for patch in patches if patch.shared}
+    listed = {patch.name: file for file, patch in files.items()}
+    listed |= {patch.name: f"../{CORE}/{path.name}" for path, patch in core.items()}
+    if not replace_core:
+        for path, patch in core.items():
+            _must_be_the_same(path, patch)
     used = [stage for stage in stages if any(patch.stage == stage for patch in patches)]
     lines = _line_digests(pristine)
     document = tomlkit.document()
@@ -57,8 +75,8 @@ def write_series(
     document["lines_sha256"] = sha256(lines)
     document["stages"] = _tables({"name": stage, "purpose": stages[stage]} for stage in used)
     document["patches"] = _tables(
-        {"file": file, "stage": patch.stage, "purpose": patch.purpose, "sha256": sha256(patch.text)}
-        for file, patch in files.items()
+        {"file": listed[patch.name], "stage": patch.stage, "purpose": patch.purpose, "sha256": sha256(patch.text)}
+        for patch in patches
     )
     document["files"] = tomlkit.table(is_super_table=True)
     for path, row in _states(patches, pristine, used).items():
@@ -69,11 +87,23 @@ def write_series(
             old.unlink()
     for file, patch in files.items():
         (directory / file).write_bytes(patch.text)
+    for path, patch in core.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(patch.text)
     (directory / LINES).write_bytes(lines)
     (directory / SETTINGS).write_bytes(tomlkit.dumps(document).encode())
     series = load_series(directory)
     check_against(series, pristine)
     return series
+
+
+def _must_be_the_same(path: Path, patch: PatchText) -> None:
+    if path.exists() and path.read_bytes() != patch.text:
+        raise SeriesProblem(
+            f"the commit {patch.name} is not the shared patch of that name",
+            where=str(path),
+            next_step="take the change back, or bring it to every series with scripts/refresh_series.py",
+        )
 
 
 def _line_digests(pristine: Mapping[str, bytes | None]) -> bytes:

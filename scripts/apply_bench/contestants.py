@@ -100,7 +100,8 @@ class Ansible:
         folder = ssh_config.parent
         self._play = folder / f"{kind}.yml"
         task = PATCH_TASK if kind == "patch" else COPY_TASK
-        patches = sorted(fleet.series.directory.glob("*.patch")) if kind == "patch" else [None]
+        series = fleet.series
+        patches = [series.directory / patch.file for patch in series.patches] if kind == "patch" else [None]
         self._play.write_text(
             "- hosts: all\n  gather_facts: false\n  tasks:\n"
             + "".join(task.format(patch=patch, files=fleet.home / "finished") for patch in patches)

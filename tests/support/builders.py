@@ -61,15 +61,22 @@ def make_series(
     stages: Mapping[str, Mapping[str, bytes | None]] = STAGES,
     package: str = "sglang",
     version: str = VERSION,
+    shared: Mapping[str, bytes] | None = None,
 ) -> Series:
-    """Write a series with one patch a stage; each stage maps the files that it changes to their new bytes."""
+    """Write a series with one patch a stage; each stage maps the files that it changes to their new bytes.
+
+    With ``shared`` the first stage begins with a patch of the core, named "core-all", which adds these files.
+    """
     now = dict(pristine)
     patches = []
+    if shared:
+        diff = b"".join(udiff.make(path, None, data) for path, data in shared.items())
+        patches.append(PatchText("core-all", next(iter(stages)), "what is shared", diff, shared=True))
     for stage, changed in stages.items():
         diff = b"".join(udiff.make(path, now.get(path), data) for path, data in changed.items())
         now |= changed
         patches.append(PatchText(f"{stage}-all", stage, f"what {stage} does", diff))
-    touched = {path for changed in stages.values() for path in changed}
+    touched = {path for changed in (shared or {}, *stages.values()) for path in changed}
     return write_series(
         directory,
         name=f"{package}-{version}",

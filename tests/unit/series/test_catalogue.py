@@ -166,6 +166,90 @@ def test_a_patch_file_that_is_not_listed(directory):
         load_series(directory)
 
 
+CORE = {"sglang/srt/core.py": b"TREE = 1\n"}
+
+
+@pytest.fixture
+def with_core(tmp_path):
+    """Two series that share one patch."""
+    for version in ("0.5.11", "0.5.12"):
+        make_series(tmp_path / "patches" / f"sglang-{version}", version=version, shared=CORE)
+    return tmp_path / "patches"
+
+
+def test_two_series_share_a_patch(with_core):
+    one, other = catalogue(with_core)
+    assert [path.name for path in (with_core / "core").iterdir()] == ["core-all.patch"]
+    assert [(patch.name, patch.shared) for patch in one.patches] == [
+        ("core-all", True),
+        ("ddtree-all", False),
+        ("temperature-all", False),
+    ]
+    assert one.patches[0] == other.patches[0]
+    assert one.render("sglang/srt/core.py", None, "ddtree") == CORE["sglang/srt/core.py"]
+
+
+def test_a_core_that_does_not_hash_is_refused_by_every_series(with_core):
+    path = with_core / "core" / "core-all.patch"
+    path.write_bytes(path.read_bytes().replace(b"TREE = 1", b"TREE = 2"))
+    for directory in sorted(with_core.glob("sglang-*")):
+        with pytest.raises(SeriesProblem, match=f"{directory.name} pins") as caught:
+            load_series(directory)
+        assert "refresh_series" in caught.value.next_step and str(caught.value.where) == str(path)
+    with pytest.raises(SeriesProblem):
+        catalogue(with_core)
+
+
+def test_a_core_that_is_gone_or_a_series(with_core):
+    path = with_core / "core" / "core-all.patch"
+    (with_core / "core" / "series.toml").write_bytes(b"")
+    with pytest.raises(SeriesProblem, match="cannot be a series"):
+        catalogue(with_core)
+    path.unlink()
+    with pytest.raises(SeriesProblem, match="cannot be read"):
+        load_series(with_core / "sglang-0.5.11")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../core/../core/core-all.patch",
+        "../core/core-all.patch/",
+        "../other/core-all.patch",
+        "../core/0001-x.txt",
+        "core/core-all.patch",
+        "/core/core-all.patch",
+        "../core/core-all.patch\n",
+        "../core/.patch",
+        "../core/x/core-all.patch",
+        "..\\core\\core-all.patch",
+    ],
+)
+def test_the_only_path_of_a_shared_patch(with_core, file):
+    directory = with_core / "sglang-0.5.11"
+    edit(directory, lambda t: t["patches"][0].update(file=file))
+    with pytest.raises(SeriesProblem, match="not named like"):
+        load_series(directory)
+
+
+@pytest.mark.parametrize("kind", ["modify", "delete"])
+def test_a_shared_patch_only_adds_files(with_core, kind):
+    new = None if kind == "delete" else b"ARG = 1\n"
+    raw = udiff.make(ARGS, PRISTINE[ARGS], new)
+    (with_core / "core" / "core-all.patch").write_bytes(raw)
+    edit(with_core / "sglang-0.5.11", lambda t: t["patches"][0].update(sha256=sha(raw)))
+    with pytest.raises(SeriesProblem, match="may only add files"):
+        load_series(with_core / "sglang-0.5.11")
+
+
+def test_an_own_patch_of_the_name_of_a_shared_one(with_core):
+    directory = with_core / "sglang-0.5.11"
+    (directory / "0001-ddtree-all.patch").rename(directory / "0001-core-all.patch")
+    edit(directory, lambda t: t["patches"][1].update(file="0001-core-all.patch"))
+    with pytest.raises(SeriesProblem, match="distinct names"):
+        load_series(directory)
+
+
 def test_lines_of_another_pristine_file(directory):
     digests = json.loads((directory / "lines.json").read_bytes())
     digests[ARGS] = b64encode(bytes(160)).decode()

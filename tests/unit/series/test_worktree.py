@@ -87,6 +87,52 @@ def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
     assert [path.name for path in directory.glob("*.patch")] == ["0001-tree.patch"]
 
 
+def test_a_shared_commit_is_written_to_the_core_and_must_be_what_is_there(work, wheel, tmp_path):
+    core = "sglang/srt/core.py"
+    write(work, {core: b"TREE = 1\n"})
+    commit(work, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    two_stages(work)
+    directory = tmp_path / "patches" / "sglang-0.5.11"
+    series = worktree.export(work, "sglang", "0.5.11", directory)
+    assert [(patch.name, patch.shared) for patch in series.patches] == [
+        ("core", True),
+        ("tree", False),
+        ("sample", False),
+    ]
+    shared = tmp_path / "patches" / "core" / "core.patch"
+    assert sorted(path.name for path in directory.glob("*.patch")) == ["0001-tree.patch", "0002-sample.patch"]
+    first = contents(directory), shared.read_bytes()
+    again = tmp_path / "again"
+    worktree.init(again, wheel, "sglang", "0.5.11", directory)
+    worktree.export(again, "sglang", "0.5.11", directory)
+    assert (contents(directory), shared.read_bytes()) == first
+    # Another text of it is another release's business as well.
+    other = tmp_path / "other"
+    worktree.init(other, wheel, "sglang", "0.5.11", tmp_path / "none")
+    write(other, {core: b"TREE = 2\n"})
+    commit(other, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    with pytest.raises(SeriesProblem, match="not the shared patch"):
+        worktree.export(other, "sglang", "0.5.11", tmp_path / "patches" / "sglang-other")
+    assert not (tmp_path / "patches" / "sglang-other").exists() and shared.read_bytes() == first[1]
+    worktree.export(other, "sglang", "0.5.11", directory, replace_core=True)
+    assert load_series(directory).render(core, None, "ddtree") == b"TREE = 2\n"
+
+
+@pytest.mark.parametrize("trailer", ["Shared: other", "Shared: core\nShared: core"])
+def test_a_commit_that_cannot_be_shared(work, tmp_path, trailer):
+    write(work, {"sglang/srt/core.py": b"TREE = 1\n"})
+    commit(work, f"core\n\nThe tree.\n\nStage: ddtree\n{trailer}")
+    with pytest.raises(SeriesProblem, match="can only be 'Shared: core'"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+
+
+def test_a_shared_commit_changes_no_file_of_the_release(work, tmp_path):
+    write(work, {"sglang/srt/core.py": b"TREE = 1\n", ARGS: DDTREE[ARGS]})
+    commit(work, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    with pytest.raises(SeriesProblem, match="may only add"):
+        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+
+
 def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
     with pytest.raises(SeriesProblem, match="no commit"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
