@@ -57,7 +57,7 @@ def main() -> None:
             "series": series.name,
             "files": len(changed(fleet)),
             "bytes": sizes(changed(fleet)),
-            "patch_bytes": sum(path.stat().st_size for path in series.directory.glob("*.patch")),
+            "patch_bytes": sum((series.directory / patch.file).stat().st_size for patch in series.patches),
         }
     json.dump(
         {
