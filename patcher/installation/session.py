@@ -55,7 +55,13 @@ class Session:
     def inspect(self) -> None:
         """Read the files (again). A journal that was found is dealt with first, by the agent; the step says so."""
         paths = sorted({path for series in self.catalogue for path in series.files})
-        self.inspection = self.target.ask("inspect", paths=paths)
+        inspection = self.target.ask("inspect", paths=paths)
+        receipt = inspection["receipt"]
+        series = next((one for one in self.catalogue if receipt and one.name == receipt["series"]), None)
+        stage = series.stage_called(receipt["stage"]) if series else None
+        if stage:
+            inspection["receipt"] = {**receipt, "stage": stage}
+        self.inspection = inspection
 
     @property
     def version(self) -> str:
@@ -109,12 +115,16 @@ def package_of(catalogue: Sequence[Series]) -> str:
 
 
 def stage_named(series: Series, name: str) -> str:
-    """The stage `name`, or the last one for an empty name. Raises UsageProblem, which names the stages."""
+    """The stage `name` (an old name will do), or the last one for an empty name.
+
+    Raises UsageProblem, which names the stages.
+    """
     names = [stage.name for stage in series.stages]
-    if name and name not in names:
+    stage = series.stage_called(name) if name else names[-1]
+    if stage is None:
         raise UsageProblem(
             f"{series.name} has no stage {name!r}",
             where="--up-to",
             next_step=f"its stages are, in order: {', '.join(names)}",
         )
-    return name or names[-1]
+    return stage

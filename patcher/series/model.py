@@ -12,6 +12,8 @@ from patcher.series import udiff
 
 PRISTINE = "pristine"
 UNKNOWN = "unknown"
+GREEDY_STAGE, SAMPLING_STAGE = "greedy", "sampling"  # of the series that are shipped
+OLD_STAGE_NAMES = {"ddtree": GREEDY_STAGE, "temperature": SAMPLING_STAGE}  # in receipts, journals and habits
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Series:
         """The names of the states that a file can be in, from pristine to the last stage."""
         return (PRISTINE, *(stage.name for stage in self.stages))
 
+    def stage_called(self, name: str) -> str | None:
+        """The stage of this name, or of this old name; None if there is none."""
+        return next((state for state in (name, current_stage_name(name)) if state in self.states[1:]), None)
+
     def sha256(self, path: str, state: str) -> str | None:
         """What the file's sha256 is in that state; None where it does not exist."""
         file = self.files[path]
@@ -110,6 +116,11 @@ class Series:
         between = self.states[min(first, last) + 1 : max(first, last) + 1]
         found = [file for patch in self.patches if patch.stage in between for file in patch.files if file.path == path]
         return found if first <= last else [udiff.reverse(file) for file in reversed(found)]
+
+
+def current_stage_name(name: str) -> str:
+    """What a stage is called today."""
+    return OLD_STAGE_NAMES.get(name, name)
 
 
 def sha256(data: bytes | None) -> str | None:

@@ -23,14 +23,14 @@ from pathlib import Path
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.series import udiff, udiff_parse
 from patcher.series.catalogue import CORE, SETTINGS, load_series, read_settings
-from patcher.series.model import Series
+from patcher.series.model import GREEDY_STAGE, SAMPLING_STAGE, Series
 from patcher.series.write import PatchText, write_series
 
 BASE = "pristine"
 PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 DEFAULT_STAGES = {
-    "ddtree": "adds DDTree speculative decoding with greedy verification to stock SGLang",
-    "temperature": "makes DDTree sample: exact verification at temperatures above 0",
+    GREEDY_STAGE: "adds DDTree speculative decoding with greedy verification to stock SGLang",
+    SAMPLING_STAGE: "makes DDTree sample: exact verification at temperatures above 0",
 }
 DEFAULT_OPS = ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob")
 DIFF_OPTIONS = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import KernelProblem
+from patcher.series.model import GREEDY_STAGE, current_stage_name
 from patcher.wire.shapes import ANY, COUNT, each, problem
 
 PROBE = Path(__file__).parents[1] / "agent" / "kernel_probe.py"
@@ -172,7 +173,7 @@ class KernelReport:
 
     def sampling_path(self, stage: str | None) -> str:
         """What T > 0 uses with this host's kernel. `stage`: the installed stage of the series, None for stock."""
-        if stage == "ddtree":
+        if stage and current_stage_name(stage) == GREEDY_STAGE:
             return REFUSED
         if self.usable and self.sglang_available is not False:
             return VERIFY

@@ -71,6 +71,22 @@ def test_up_to_a_lower_stage_works_from_a_higher_one(tree, tool):
     assert hashes(tree) == start
 
 
+def test_what_was_applied_under_the_old_names_of_stages(tree, tool, tmp_path):
+    start = hashes(tree)
+    assert tool("apply", "--site-packages", tree, "--up-to", "ddtree").code == 0
+    stages = {"greedy": STAGES["ddtree"], "sampling": STAGES["temperature"]}
+    make_series(tmp_path / "series/sglang-0.5.11", stages=stages)
+    status = tool("status", "--site-packages", tree, "--json").host
+    assert (status["state"], status["receipt"]["stage"]) == ("greedy", "greedy")
+    assert tool("verify", "--site-packages", tree, "--json").code == 0
+    again = tool("apply", "--site-packages", tree, "--up-to", "ddtree", "--json").host
+    assert again["plan"]["noop"] and again["plan"]["stage_to"] == "greedy"
+    assert tool("apply", "--site-packages", tree, "--up-to", "temperature").code == 0
+    assert content(tree) == files_after("temperature")
+    assert tool("revert", "--site-packages", tree).code == 0
+    assert hashes(tree) == start
+
+
 def test_an_unknown_stage_is_refused_and_the_stages_are_named(tree, tool):
     said = tool("apply", "--site-packages", tree, "--up-to", "tempurature", "--json")
     assert said.code == 2 and "ddtree, temperature" in said.error["next"]

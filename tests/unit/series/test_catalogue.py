@@ -45,6 +45,18 @@ def test_what_is_loaded(directory):
     assert series.state_of(NEW, sha(b"other")) == {"unknown"}
 
 
+def test_old_names_of_stages(tmp_path):
+    stages = {"greedy": STAGES["ddtree"], "sampling": STAGES["temperature"]}
+    series = make_series(tmp_path / "new", stages=stages)
+    assert [series.stage_called(name) for name in ("greedy", "sampling", "ddtree", "temperature")] == [
+        "greedy",
+        "sampling",
+    ] * 2
+    assert series.stage_called("pristine") is None and series.stage_called("other") is None
+    # A series of someone's own may call a stage what it likes.
+    assert make_series(tmp_path / "own").stage_called("ddtree") == "ddtree"
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_render_and_move_give_the_listed_bytes(directory, stage):
     series = load_series(directory)

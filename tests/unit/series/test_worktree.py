@@ -43,12 +43,12 @@ def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tm
     series = worktree.export(work, "sglang", "0.5.11", first)
     check_against(series, PRISTINE)
     assert [(patch.name, patch.stage, patch.purpose) for patch in series.patches] == [
-        ("tree", "ddtree", "Builds the tree."),
-        ("sample", "temperature", "Samples from it."),
+        ("tree", "greedy", "Builds the tree."),
+        ("sample", "sampling", "Samples from it."),
     ]
-    for stage in ("ddtree", "temperature"):
+    for stage, files in (("greedy", files_after("ddtree")), ("sampling", files_after("temperature"))):
         for path in series.files:
-            assert series.render(path, PRISTINE[path], stage) == files_after(stage)[path]
+            assert series.render(path, PRISTINE[path], stage) == files[path]
     again = tmp_path / "again"
     assert worktree.init(again, wheel, "sglang", "0.5.11", first) == 2
     second = tmp_path / "patches2" / "sglang-0.5.11"
@@ -90,7 +90,7 @@ def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
 def test_a_shared_commit_is_written_to_the_core_and_must_be_what_is_there(work, wheel, tmp_path):
     core = "sglang/srt/core.py"
     write(work, {core: b"TREE = 1\n"})
-    commit(work, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    commit(work, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     two_stages(work)
     directory = tmp_path / "patches" / "sglang-0.5.11"
     series = worktree.export(work, "sglang", "0.5.11", directory)
@@ -110,25 +110,25 @@ def test_a_shared_commit_is_written_to_the_core_and_must_be_what_is_there(work, 
     other = tmp_path / "other"
     worktree.init(other, wheel, "sglang", "0.5.11", tmp_path / "none")
     write(other, {core: b"TREE = 2\n"})
-    commit(other, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    commit(other, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     with pytest.raises(SeriesProblem, match="not the shared patch"):
         worktree.export(other, "sglang", "0.5.11", tmp_path / "patches" / "sglang-other")
     assert not (tmp_path / "patches" / "sglang-other").exists() and shared.read_bytes() == first[1]
     worktree.export(other, "sglang", "0.5.11", directory, replace_core=True)
-    assert load_series(directory).render(core, None, "ddtree") == b"TREE = 2\n"
+    assert load_series(directory).render(core, None, "greedy") == b"TREE = 2\n"
 
 
 @pytest.mark.parametrize("trailer", ["Shared: other", "Shared: core\nShared: core"])
 def test_a_commit_that_cannot_be_shared(work, tmp_path, trailer):
     write(work, {"sglang/srt/core.py": b"TREE = 1\n"})
-    commit(work, f"core\n\nThe tree.\n\nStage: ddtree\n{trailer}")
+    commit(work, f"core\n\nThe tree.\n\nStage: greedy\n{trailer}")
     with pytest.raises(SeriesProblem, match="can only be 'Shared: core'"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
 
 
 def test_a_shared_commit_changes_no_file_of_the_release(work, tmp_path):
     write(work, {"sglang/srt/core.py": b"TREE = 1\n", ARGS: DDTREE[ARGS]})
-    commit(work, "core\n\nThe tree.\n\nStage: ddtree\nShared: core")
+    commit(work, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     with pytest.raises(SeriesProblem, match="may only add"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
 
@@ -147,10 +147,10 @@ def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
     [
         ("tree\n\nBuilds.\n", "needs one trailer"),
         ("tree\n\nBuilds.\n\nStage: other", "needs one trailer"),
-        ("tree\n\nBuilds.\n\nStage: ddtree\nStage: temperature", "needs one trailer"),
-        ("Tree builder\n\nBuilds.\n\nStage: ddtree", "small letters"),
-        ("../tree\n\nBuilds.\n\nStage: ddtree", "small letters"),
-        ("tree\n\nStage: ddtree", "what the patch is for"),
+        ("tree\n\nBuilds.\n\nStage: greedy\nStage: sampling", "needs one trailer"),
+        ("Tree builder\n\nBuilds.\n\nStage: greedy", "small letters"),
+        ("../tree\n\nBuilds.\n\nStage: greedy", "small letters"),
+        ("tree\n\nStage: greedy", "what the patch is for"),
     ],
 )
 def test_messages_that_are_refused(work, tmp_path, message, said):
@@ -205,10 +205,10 @@ def nothing(work):
 def test_changes_that_are_refused(work, tmp_path, change):
     change(work)
     if change is submodule:
-        git(work, *WHO, "commit", "-q", "-m", "tree\n\nBuilds.\n\nStage: ddtree")
+        git(work, *WHO, "commit", "-q", "-m", "tree\n\nBuilds.\n\nStage: greedy")
         (work / "sglang/sub").mkdir()
     else:
-        commit(work, "tree\n\nBuilds.\n\nStage: ddtree")
+        commit(work, "tree\n\nBuilds.\n\nStage: greedy")
     with pytest.raises(SeriesProblem):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -216,18 +216,18 @@ def test_changes_that_are_refused(work, tmp_path, change):
 
 def test_stages_in_the_wrong_order_names_twice_and_merges(work, tmp_path):
     write(work, {INFO: TEMPERATURE[INFO]})
-    commit(work, "tree\n\nx\n\nStage: temperature")
+    commit(work, "tree\n\nx\n\nStage: sampling")
     write(work, {ARGS: DDTREE[ARGS]})
-    commit(work, "builder\n\nx\n\nStage: ddtree")
-    with pytest.raises(SeriesProblem, match="builder is of stage ddtree, but follows tree of stage temperature"):
+    commit(work, "builder\n\nx\n\nStage: greedy")
+    with pytest.raises(SeriesProblem, match="builder is of stage greedy, but follows tree of stage sampling"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
-    git(work, *WHO, "commit", "-q", "--amend", "-m", "tree\n\nx\n\nStage: temperature")
+    git(work, *WHO, "commit", "-q", "--amend", "-m", "tree\n\nx\n\nStage: sampling")
     with pytest.raises(SeriesProblem, match="same subject"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
     git(work, "checkout", "-q", "-b", "side", "HEAD~1")
     write(work, {WORKER: DDTREE[WORKER]})
-    commit(work, "side\n\nx\n\nStage: temperature")
-    git(work, *WHO, "merge", "-q", "-m", "merge\n\nx\n\nStage: temperature", "series")
+    commit(work, "side\n\nx\n\nStage: sampling")
+    git(work, *WHO, "merge", "-q", "-m", "merge\n\nx\n\nStage: sampling", "series")
     with pytest.raises(SeriesProblem, match="merge"):
         worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
 
@@ -235,9 +235,9 @@ def test_stages_in_the_wrong_order_names_twice_and_merges(work, tmp_path):
 def test_new_empty_and_removed_files(work, tmp_path):
     write(work, {"sglang/empty.py": b"", "sglang/größe.py": b"x\n", "sglang/no_end.py": b"x"})
     (work / INFO).unlink()
-    commit(work, "tree\n\nx\n\nStage: ddtree")
+    commit(work, "tree\n\nx\n\nStage: greedy")
     series = worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
-    assert {path: series.render(path, PRISTINE.get(path), "ddtree") for path in series.files} == {
+    assert {path: series.render(path, PRISTINE.get(path), "greedy") for path in series.files} == {
         "sglang/empty.py": b"",
         "sglang/größe.py": b"x\n",
         "sglang/no_end.py": b"x",
@@ -276,9 +276,9 @@ WHO = ("-c", "user.name=tester", "-c", "user.email=tester@localhost")
 
 def two_stages(work: Path) -> None:
     write(work, DDTREE)
-    commit(work, "tree\n\nBuilds\nthe tree.\n\nMore about it.\n\nStage: ddtree")
+    commit(work, "tree\n\nBuilds\nthe tree.\n\nMore about it.\n\nStage: greedy")
     write(work, TEMPERATURE)
-    commit(work, "sample\n\nSamples from it.\n\nStage: temperature")
+    commit(work, "sample\n\nSamples from it.\n\nStage: sampling")
 
 
 def write(work: Path, files: dict) -> None:
