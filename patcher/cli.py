@@ -16,6 +16,7 @@ import click
 
 from patcher import __version__
 from patcher.commands import run
+from patcher.commands.fork import fork
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
@@ -182,6 +183,9 @@ def smoke_test(junit: Path | None, **options: Any) -> Outcome:
 def history(**options: Any) -> Outcome:
     """What was done to the installation, oldest first."""
     return run.history(**options)
+
+
+cli.add_command(fork)
 
 
 def _reported(

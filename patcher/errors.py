@@ -85,6 +85,10 @@ class SeriesProblem(Conflict):
     """A patch or a series.toml is corrupt or contradicts itself."""
 
 
+class PortConflict(Conflict):
+    """A patch does not merge into another release by itself. The work tree is as git leaves it; nothing is exported."""
+
+
 class NoInstallation(Conflict):
     """The package, its interpreter or its directory is not where it was looked for."""
 

@@ -9,8 +9,8 @@ from patcher.errors import SeriesProblem, UsageProblem
 from patcher.hosts import HostSettings
 from patcher.installation.find import Target, find_target
 from patcher.report.outcome import WARNING, HostResult
-from patcher.series.catalogue import choose
 from patcher.series.model import Series
+from patcher.series.versions import choose
 from patcher.ssh.connection import Connection
 from patcher.team import Node
 
@@ -92,8 +92,8 @@ class Session:
         return self.receipt is None or self.receipt["stage"] == last.get(self.receipt["series"], self.receipt["stage"])
 
     def series(self) -> Series:
-        """The series for the installed version; raises UnsupportedVersion, which names the supported ones."""
-        return choose(self.catalogue, self.target.package, self.version)
+        """The series for the installed version; raises UnsupportedVersion, which names the nearest one."""
+        return choose(self.catalogue, self.target.package, self.version, self.inspection["editable"])
 
     def sha256(self, path: str) -> str | None:
         """The sha256 of an installed file, None where there is none."""

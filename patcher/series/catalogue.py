@@ -14,15 +14,16 @@ import os
 import re
 import tomllib
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
+from patcher.errors import Conflict, SeriesProblem
 from patcher.series import udiff, udiff_parse
 from patcher.series.model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
 from patcher.series.udiff_names import nested
+from patcher.series.versions import order
 from patcher.shipped import shipped
 
 ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
@@ -98,7 +99,7 @@ def check_against(series: Series, pristine: Mapping[str, bytes | None]) -> None:
 
 
 def catalogue(root: Path | None = None) -> tuple[Series, ...]:
-    """Every series below ``root`` (else $DDTREE_PATCH_SERIES_ROOT, else patches/ beside this package), by name.
+    """Every series below ``root`` (else $DDTREE_PATCH_SERIES_ROOT, else patches/ beside this package), by version.
 
     Raises SeriesProblem if there is none, one is wrong, or two claim the same version of the same package.
     """
@@ -118,21 +119,7 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
             if other != series.directory:
                 both = f"{other.name} and {series.directory.name}"
                 raise _problem(f"{both} are both for {series.package} {version}", str(root))
-    return found
-
-
-def choose(series: Iterable[Series], package: str, version: str) -> Series:
-    """The series made for exactly this version; raises UnsupportedVersion, which names those that are supported."""
-    candidates = [one for one in series if one.package == package]
-    for one in candidates:
-        if version in one.versions:
-            return one
-    supported = ", ".join(version for one in candidates for version in one.versions)
-    raise UnsupportedVersion(
-        f"no series is made for {package} {version}",
-        where=package,
-        next_step=f"install one of: {supported}" if supported else f"there is no series for {package} at all",
-    )
+    return tuple(sorted(found, key=lambda series: (series.package, order(series.versions[0]))))
 
 
 def _stage(entry: Any, where: str) -> Stage:

@@ -16,7 +16,7 @@ from patcher.series import udiff, udiff_parse
 from patcher.series.catalogue import ABSENT, CORE, LINES, PATCH_FILE, SETTINGS, check_against, load_series
 from patcher.series.model import PRISTINE, Series, line_digest, sha256
 
-NOTE = "Written by scripts/refresh_series.py from a git work tree: edit there, not here."
+NOTE = "Written by ddtree-patch fork export from a git work tree: edit there, not here."
 
 
 @dataclass(frozen=True)

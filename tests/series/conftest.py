@@ -12,8 +12,9 @@ from reference import Reference, collect
 from serving import REFERENCE_EXTRA, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
-from patcher.series.catalogue import catalogue, choose
+from patcher.series.catalogue import catalogue
 from patcher.series.model import Series
+from patcher.series.versions import choose
 from scripts.rig import server, target
 
 INSIDE = Path(__file__).parent / "inside"

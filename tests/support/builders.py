@@ -70,7 +70,8 @@ def make_series(
     now = dict(pristine)
     patches = []
     if shared:
-        diff = b"".join(udiff.make(path, None, data) for path, data in shared.items())
+        diff = b"".join(new_file(path, data) for path, data in shared.items())
+        now |= shared
         patches.append(PatchText("core-all", next(iter(stages)), "what is shared", diff, shared=True))
     for stage, changed in stages.items():
         diff = b"".join(udiff.make(path, now.get(path), data) for path, data in changed.items())
@@ -87,6 +88,12 @@ def make_series(
         patches=patches,
         pristine={path: pristine.get(path) for path in touched},
     )
+
+
+def new_file(path: str, data: bytes) -> bytes:
+    """The diff of a new file, byte for byte as git writes it."""
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest().encode()
+    return udiff.make(path, None, data).replace(b"\n--- ", b"\nindex %s..%s\n--- " % (b"0" * 40, blob), 1)
 
 
 def files_after(stage: str) -> dict[str, bytes | None]:

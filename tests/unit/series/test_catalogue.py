@@ -13,8 +13,9 @@ import tomlkit
 
 from patcher.errors import Conflict, SeriesProblem, UnsupportedVersion
 from patcher.series import udiff
-from patcher.series.catalogue import ROOT_VARIABLE, catalogue, check_against, choose, load_series
+from patcher.series.catalogue import ROOT_VARIABLE, catalogue, check_against, load_series
 from patcher.series.model import identity
+from patcher.series.versions import choose
 from tests.support.builders import PRISTINE, STAGES, files_after, make_series
 
 ARGS, NEW, WORKER = "sglang/srt/args.py", "sglang/srt/ddtree.py", "sglang/srt/worker.py"

@@ -9,7 +9,8 @@ import pytest
 
 from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series import udiff_parse
-from patcher.series.catalogue import catalogue, check_against, choose
+from patcher.series.catalogue import catalogue, check_against
+from patcher.series.versions import choose
 from tests.support.builders import inspection
 
 PACKAGE = Path(__file__).resolve().parents[3] / "patches"

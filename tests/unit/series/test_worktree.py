@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from patcher.errors import SeriesProblem, UsageProblem
-from patcher.series import worktree
 from patcher.series.catalogue import check_against, load_series
+from patcher.series.export import export
+from patcher.series.releases import unpack
+from patcher.series.worktree import Base, make, replay
 from tests.support.builders import DDTREE, PRISTINE, TEMPERATURE, files_after, make_package
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "refresh_series.py"
@@ -33,14 +34,14 @@ def wheel(tmp_path_factory):
 @pytest.fixture
 def work(tmp_path, wheel):
     directory = tmp_path / "work"
-    assert worktree.init(directory, wheel, "sglang", "0.5.11", tmp_path / "none") == 0
+    assert init(directory, wheel, tmp_path / "none") == 0
     return directory
 
 
 def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tmp_path):
     two_stages(work)
     first = tmp_path / "patches" / "sglang-0.5.11"
-    series = worktree.export(work, "sglang", "0.5.11", first)
+    series = export(work, first)
     check_against(series, PRISTINE)
     assert [(patch.name, patch.stage, patch.purpose) for patch in series.patches] == [
         ("tree", "greedy", "Builds the tree."),
@@ -50,15 +51,15 @@ def test_commits_become_a_series_and_the_series_the_same_commits(work, wheel, tm
         for path in series.files:
             assert series.render(path, PRISTINE[path], stage) == files[path]
     again = tmp_path / "again"
-    assert worktree.init(again, wheel, "sglang", "0.5.11", first) == 2
+    assert init(again, wheel, first) == 2
     second = tmp_path / "patches2" / "sglang-0.5.11"
-    worktree.export(again, "sglang", "0.5.11", second)
+    export(again, second)
     assert contents(first) == contents(second)
 
 
 def test_the_users_settings_of_git_change_nothing(work, tmp_path, monkeypatch):
     two_stages(work)
-    worktree.export(work, "sglang", "0.5.11", tmp_path / "plain")
+    export(work, tmp_path / "plain" / "series")
     settings = tmp_path / "gitconfig"
     settings.write_text(
         "[core]\nabbrev = 5\nautocrlf = true\nquotePath = false\n[diff]\nnoprefix = true\nmnemonicPrefix = true\n"
@@ -68,20 +69,20 @@ def test_the_users_settings_of_git_change_nothing(work, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     for line in ("core.abbrev 4", "diff.noprefix true", "diff.context 0", "diff.algorithm patience"):
         subprocess.run(["git", "config", "--file", str(work / ".git/config"), *line.split()], check=True)
-    worktree.export(work, "sglang", "0.5.11", tmp_path / "odd")
-    assert contents(tmp_path / "plain") == contents(tmp_path / "odd")
+    export(work, tmp_path / "odd" / "series")
+    assert contents(tmp_path / "plain" / "series") == contents(tmp_path / "odd" / "series")
 
 
 def test_settings_of_the_series_are_kept_and_old_patches_go(work, tmp_path):
     directory = tmp_path / "sglang-0.5.11"
     two_stages(work)
-    worktree.export(work, "sglang", "0.5.11", directory)
+    export(work, directory)
     text = (directory / "series.toml").read_text()
     text = text.replace('versions = ["0.5.11"]', 'versions = ["0.5.11", "0.5.11.post1"]')
     text = text.replace("adds DDTree", "brings DDTree").replace("top_p_renorm_prob", "top_q_renorm_prob")
     (directory / "series.toml").write_text(text)
     git(work, "reset", "-q", "--hard", "HEAD~1")
-    series = worktree.export(work, "sglang", "0.5.11", directory)
+    series = export(work, directory)
     assert series.versions == ("0.5.11", "0.5.11.post1") and "top_q_renorm_prob" in series.ops
     assert [stage.purpose[:12] for stage in series.stages] == ["brings DDTre"]
     assert [path.name for path in directory.glob("*.patch")] == ["0001-tree.patch"]
@@ -93,7 +94,7 @@ def test_a_shared_commit_is_written_to_the_core_and_must_be_what_is_there(work, 
     commit(work, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     two_stages(work)
     directory = tmp_path / "patches" / "sglang-0.5.11"
-    series = worktree.export(work, "sglang", "0.5.11", directory)
+    series = export(work, directory)
     assert [(patch.name, patch.shared) for patch in series.patches] == [
         ("core", True),
         ("tree", False),
@@ -103,18 +104,18 @@ def test_a_shared_commit_is_written_to_the_core_and_must_be_what_is_there(work, 
     assert sorted(path.name for path in directory.glob("*.patch")) == ["0001-tree.patch", "0002-sample.patch"]
     first = contents(directory), shared.read_bytes()
     again = tmp_path / "again"
-    worktree.init(again, wheel, "sglang", "0.5.11", directory)
-    worktree.export(again, "sglang", "0.5.11", directory)
+    init(again, wheel, directory)
+    export(again, directory)
     assert (contents(directory), shared.read_bytes()) == first
     # Another text of it is another release's business as well.
     other = tmp_path / "other"
-    worktree.init(other, wheel, "sglang", "0.5.11", tmp_path / "none")
+    init(other, wheel, tmp_path / "none")
     write(other, {core: b"TREE = 2\n"})
     commit(other, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     with pytest.raises(SeriesProblem, match="not the shared patch"):
-        worktree.export(other, "sglang", "0.5.11", tmp_path / "patches" / "sglang-other")
+        export(other, tmp_path / "patches" / "sglang-other")
     assert not (tmp_path / "patches" / "sglang-other").exists() and shared.read_bytes() == first[1]
-    worktree.export(other, "sglang", "0.5.11", directory, replace_core=True)
+    export(other, directory, replace_core=True)
     assert load_series(directory).render(core, None, "greedy") == b"TREE = 2\n"
 
 
@@ -123,22 +124,22 @@ def test_a_commit_that_cannot_be_shared(work, tmp_path, trailer):
     write(work, {"sglang/srt/core.py": b"TREE = 1\n"})
     commit(work, f"core\n\nThe tree.\n\nStage: greedy\n{trailer}")
     with pytest.raises(SeriesProblem, match="can only be 'Shared: core'"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
 
 
 def test_a_shared_commit_changes_no_file_of_the_release(work, tmp_path):
     write(work, {"sglang/srt/core.py": b"TREE = 1\n", ARGS: DDTREE[ARGS]})
     commit(work, "core\n\nThe tree.\n\nStage: greedy\nShared: core")
     with pytest.raises(SeriesProblem, match="may only add"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
 
 
 def test_only_commits_after_pristine_and_all_of_them(work, tmp_path):
     with pytest.raises(SeriesProblem, match="no commit"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
     (work / ARGS).write_bytes(b"edited\n")
     with pytest.raises(UsageProblem, match="not committed"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +158,7 @@ def test_messages_that_are_refused(work, tmp_path, message, said):
     write(work, {ARGS: DDTREE[ARGS]})
     commit(work, message)
     with pytest.raises(SeriesProblem, match=said):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
 
 
 def rename(work):
@@ -210,7 +211,7 @@ def test_changes_that_are_refused(work, tmp_path, change):
     else:
         commit(work, "tree\n\nBuilds.\n\nStage: greedy")
     with pytest.raises(SeriesProblem):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -220,23 +221,23 @@ def test_stages_in_the_wrong_order_names_twice_and_merges(work, tmp_path):
     write(work, {ARGS: DDTREE[ARGS]})
     commit(work, "builder\n\nx\n\nStage: greedy")
     with pytest.raises(SeriesProblem, match="builder is of stage greedy, but follows tree of stage sampling"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
     git(work, *WHO, "commit", "-q", "--amend", "-m", "tree\n\nx\n\nStage: sampling")
     with pytest.raises(SeriesProblem, match="same subject"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
     git(work, "checkout", "-q", "-b", "side", "HEAD~1")
     write(work, {WORKER: DDTREE[WORKER]})
     commit(work, "side\n\nx\n\nStage: sampling")
     git(work, *WHO, "merge", "-q", "-m", "merge\n\nx\n\nStage: sampling", "series")
     with pytest.raises(SeriesProblem, match="merge"):
-        worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+        export(work, tmp_path / "out")
 
 
 def test_new_empty_and_removed_files(work, tmp_path):
     write(work, {"sglang/empty.py": b"", "sglang/größe.py": b"x\n", "sglang/no_end.py": b"x"})
     (work / INFO).unlink()
     commit(work, "tree\n\nx\n\nStage: greedy")
-    series = worktree.export(work, "sglang", "0.5.11", tmp_path / "out")
+    series = export(work, tmp_path / "out")
     assert {path: series.render(path, PRISTINE.get(path), "greedy") for path in series.files} == {
         "sglang/empty.py": b"",
         "sglang/größe.py": b"x\n",
@@ -247,31 +248,39 @@ def test_new_empty_and_removed_files(work, tmp_path):
 
 def test_a_wheel_that_is_another_or_damaged(tmp_path, wheel):
     with pytest.raises(UsageProblem, match=r"not the wheel of sglang 0\.5\.12"):
-        worktree.init(tmp_path / "work", wheel, "sglang", "0.5.12", tmp_path)
+        unpack(wheel, "sglang", "0.5.12", tmp_path)
     damaged = tmp_path / "damaged.whl"
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(damaged, "w") as new:
         for name in old.namelist():
             new.writestr(name, b"other\n" if name == ARGS else old.read(name))
     with pytest.raises(UsageProblem, match="RECORD"):
-        worktree.init(tmp_path / "work2", damaged, "sglang", "0.5.11", tmp_path)
+        unpack(damaged, "sglang", "0.5.11", tmp_path)
 
 
-def test_the_script(wheel, tmp_path):
-    def run(*arguments):
-        command = [sys.executable, str(SCRIPT), "0.5.11", "--patches", str(tmp_path / "patches"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_series_of_another_release_is_not_overwritten(work, tmp_path):
+    two_stages(work)
+    export(work, tmp_path / "out")
+    text = (tmp_path / "out" / "series.toml").read_text()
+    (tmp_path / "out" / "series.toml").write_text(text.replace('["0.5.11"]', '["0.5.12"]'))
+    before = contents(tmp_path / "out")
+    with pytest.raises(UsageProblem, match=r"of 0\.5\.11, the series there of 0\.5\.12"):
+        export(work, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
 
-    work = str(tmp_path / "work")
-    assert run("--work", work, "--init", "--wheel", str(wheel)).returncode == 0
-    two_stages(tmp_path / "work")
-    done = run("--work", work)
-    assert (done.returncode, done.stdout.endswith("2 patches, 4 files\n")) == (0, True)
-    assert len(load_series(tmp_path / "patches" / "sglang-0.5.11").patches) == 2
-    again = run("--work", work, "--init", "--wheel", str(wheel))
-    assert again.returncode == 2 and "not empty" in again.stderr
+
+def test_a_folder_that_is_no_work_tree(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UsageProblem, match="not a work tree"):
+            export(folder, tmp_path / "out")
 
 
 WHO = ("-c", "user.name=tester", "-c", "user.email=tester@localhost")
+
+
+def init(work: Path, wheel: Path, directory: Path) -> int:
+    """A work tree of the wheel with the series of the directory, if there is one; gives how many patches it has."""
+    make(work, Base("sglang", "0.5.11"), lambda tree: unpack(wheel, "sglang", "0.5.11", tree))
+    return replay(work, load_series(directory)) if directory.exists() else 0
 
 
 def two_stages(work: Path) -> None:
