@@ -12,12 +12,15 @@ from patcher.moment import local_time
 from patcher.plan.plan import make_plan
 from patcher.plan.states import file_states, overall_state, shown
 from patcher.series.model import Series
+from patcher.series.support import Proof
 from patcher.server.server import LEFT_DOWN
 from patcher.server.services.process import ended_server
 
 
 def describe_series(series: Series) -> dict[str, Any]:
-    """A series for `list`: what it is for, its stages, patches and the number of files."""
+    """A series for `list`: what it is for, its stages, patches and files, and where its text has been proven."""
+    identity = series.identity(series.stages[-1].name)
+    support = series.support
     return {
         "name": series.name,
         "package": series.package,
@@ -26,7 +29,18 @@ def describe_series(series: Series) -> dict[str, Any]:
         "patches": [{"name": patch.name, "stage": patch.stage, "purpose": patch.purpose} for patch in series.patches],
         "files": sorted(series.files),
         "ops": list(series.ops),
+        "identity": identity,
+        "family": support.family,
+        "backends": list(support.backends),
+        "proven": {"cpu": _proof(support.cpu, identity), "gpu": _proof(support.gpu, identity)},
     }
+
+
+def _proof(proof: Proof | None, identity: str) -> dict[str, Any] | None:
+    """`current`: of the series as it is, not of an earlier text of it."""
+    if proof is None:
+        return None
+    return {"date": proof.date.isoformat(), "current": proof.identity == identity, "shown_by": proof.shown_by}
 
 
 class Look:

@@ -45,21 +45,28 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
     if "series" in outcome.data:
         _print_rows(
             console,
-            ("series", "package", "versions", "stages", "patches", "files"),
+            ("series", "versions", "family", "stages", "backends", "proven on CPU", "proven on GPU"),
             [
                 (
                     s["name"],
-                    s["package"],
                     ", ".join(s["versions"]),
+                    s["family"] or "-",
                     ", ".join(stage["name"] for stage in s["stages"]),
-                    len(s["patches"]),
-                    len(s["files"]),
+                    ", ".join(s["backends"]) or "-",
+                    _proven(s["proven"]["cpu"]),
+                    _proven(s["proven"]["gpu"]),
                 )
                 for s in outcome.data["series"]
             ],
         )
     for host in outcome.hosts:
         _print_host(host, console, many=len(outcome.hosts) > 1)
+
+
+def _proven(proof: Mapping[str, Any] | None) -> str:
+    if proof is None:
+        return "-"
+    return proof["date"] if proof["current"] else f"{proof['date']} (an earlier text)"
 
 
 def print_error(error: DdtreePatchError, console: Console, host: str = "") -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from patcher.errors import Conflict, SeriesProblem
 from patcher.series import udiff, udiff_parse
 from patcher.series.model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+from patcher.series.support import load_support
 from patcher.series.udiff_names import nested
 from patcher.series.versions import order
 from patcher.shipped import shipped
@@ -69,6 +70,7 @@ def load_series(directory: Path) -> Series:
         ops=_strings(table["ops"], "ops", where),
         line_digests=_lines(directory, table["lines_sha256"]),
         directory=directory,
+        support=load_support(directory),
     )
     _check_stages(series, where)
     _check_paths(series, where)

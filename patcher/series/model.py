@@ -9,6 +9,7 @@ from pathlib import Path
 
 from patcher.errors import SeriesProblem
 from patcher.series import udiff
+from patcher.series.support import Support
 
 PRISTINE = "pristine"
 UNKNOWN = "unknown"
@@ -63,6 +64,7 @@ class Series:
     ops: tuple[str, ...]
     line_digests: Mapping[str, tuple[bytes, ...]]
     directory: Path
+    support: Support
 
     @property
     def states(self) -> tuple[str, ...]:
