@@ -36,9 +36,11 @@ def choose(catalogue: Sequence[Series], package: str, version: str, editable: bo
 
 
 def nearest(series: Sequence[Series], version: str) -> Series:
-    """The series whose release is the fewest steps away, the older of two."""
-    made = [(_distance(one, version), order(one), entry) for entry in series for one in entry.versions]
-    return min(made, key=lambda row: row[:2])[2]
+    """The series of the next older release or of the next newer one, whichever is fewer steps away."""
+    made = sorted(((one, entry) for entry in series for one in entry.versions), key=lambda row: order(row[0]))
+    older = [row for row in made if order(row[0]) <= order(version)]
+    neighbours = older[-1:] + made[len(older) :][:1]
+    return min(neighbours, key=lambda row: _distance(row[0], version))[1]
 
 
 def order(version: str) -> tuple[bool, Version, str]:
@@ -51,12 +53,7 @@ def _distance(one: str, version: str) -> tuple[int, ...]:
     ours, wanted = _parsed(one), _parsed(version)
     if ours is None or wanted is None:
         return (0,)
-    release = tuple(abs(a - b) for a, b in zip(_three(ours), _three(wanted), strict=True))
-    return *release, int(ours.is_postrelease != wanted.is_postrelease)
-
-
-def _three(version: Version) -> tuple[int, int, int]:
-    return version.major, version.minor, version.micro
+    return abs(ours.major - wanted.major), abs(ours.minor - wanted.minor), abs(ours.micro - wanted.micro)
 
 
 def _kind(version: str, supported: Sequence[str], editable: bool) -> str:

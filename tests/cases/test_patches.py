@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from builders import VERSION
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packages import PATCHED, A, H, Tree, X, Y, contents, patch_of, refused_at_load, sign, told
@@ -163,6 +164,20 @@ def test_case_05_layout_of_a_source_tree(tmp_path, tree, tool, installed_editabl
     assert {path for path in patched if patched[path] != before.get(path) and not path.endswith(".pyc")} == {X, Y}
     assert patched[X] == PATCHED
     assert tool("revert", *options).code == 0
+    assert contents(source) == before
+
+
+def test_case_05_a_source_tree_of_a_release_without_series(tree, tool, installed_editable):
+    tree.sign(BOTH)
+    settings = tree.series / "series.toml"
+    settings.write_text(settings.read_text().replace(f'["{VERSION}"]', '["0.5.10"]'))
+    venv, source = installed_editable("path file", {X: A, Y: A})
+    before = contents(source)
+    for command in ("doctor", "apply"):
+        said = tool(command, "--venv", venv, "--json")
+        assert said.code == 4 and said.error["error"] == "UnsupportedVersion", said.stderr
+        assert "an editable installation" in said.error["what"]
+        assert f"fork init {VERSION} --from-tree" in said.error["next"]
     assert contents(source) == before
 
 

@@ -191,12 +191,23 @@ def test_a_stale_receipt_is_said_and_the_files_count(tree, tool):
     assert content(tree) == files_after("pristine")
 
 
-def test_an_unsupported_version_names_the_supported_ones(tmp_path, tree, tool):
-    other = make_package(tmp_path / "other", version="0.5.20")
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [
+        ("0.5.20", "fork port --from sglang-0.5.11 --to 0.5.20 "),
+        ("0.5.11.post1", "fork port --from sglang-0.5.11 --to 0.5.11.post1 "),
+        ("0.5.10", "fork port --from sglang-0.5.11 --to 0.5.10 "),
+        ("0.5.11.dev3+g123", "fork init 0.5.11.dev3+g123 --from-tree "),
+        ("0.5.11+acme", "fork init 0.5.11+acme --from-tree "),
+    ],
+)
+def test_an_unsupported_release_is_named_with_the_nearest_series_and_its_port(tmp_path, tree, tool, version, command):
+    other = make_package(tmp_path / "other", version=version)
     start = hashes(other)
-    said = tool("apply", "--site-packages", other, "--json")
-    assert said.code == 4 and said.error["error"] == "UnsupportedVersion"
-    assert "0.5.20" in said.error["what"] and "0.5.11" in said.error["next"]
+    for said in (tool("doctor", "--site-packages", other, "--json"), tool("apply", "--site-packages", other, "--json")):
+        assert said.code == 4 and said.error["error"] == "UnsupportedVersion"
+        assert f" {version}, " in said.error["what"] and "sglang-0.5.11" in said.error["what"]
+        assert f"ddtree-patch {command}" in said.error["next"]
     assert hashes(other) == start
     assert tool("status", "--site-packages", other, "--json").host["state"] == "unsupported"
 
