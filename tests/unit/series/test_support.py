@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import date
 
 import pytest
-from builders import make_series
 
 from patcher.errors import SeriesProblem
 from patcher.series.catalogue import ROOT_VARIABLE, load_series
 from patcher.series.support import Support
+from tests.support.builders import make_series
 
 PROOF = '[gpu]\ndate = 2026-11-30\nidentity = "{}"\nshown_by = "a page"\n'
 HEAD = 'family = "v2"\nbackends = ["triton", "fa3"]\n'
