@@ -9,7 +9,7 @@ from patcher.installation.command_line import port_of
 from patcher.installation.find import describe_process, serving_processes
 from patcher.installation.session import Session, stage_named
 from patcher.moment import local_time
-from patcher.plan.plan import make_plan
+from patcher.plan.plan import EARLIER, make_plan
 from patcher.plan.states import file_states, overall_state, shown
 from patcher.series.model import Series
 from patcher.series.support import Proof
@@ -171,6 +171,7 @@ def _in_words(state: str, series: Series) -> str:
     return {
         "pristine": f"not patched; series {series.name} can be applied",
         "drift": "some files are in no state that the series knows; apply would refuse",
+        EARLIER: "patched by an earlier series; apply brings the files to that of today, revert takes them back",
         "mixed": "the files are in different known states; apply brings them to one",
     }.get(state, f"patched: series {series.name}, stage {state}")
 
