@@ -3,7 +3,7 @@
     python -m scripts.bench_target_probs --modules DIR [--vocab 151936] [--nodes 33] [--batch 1,4,16] [--runs 5]
                                          [--out FILE]
 
-DIR holds dflash_utils.py and dflash_sampling_*.py of a patched sglang/srt/speculative; of SGLang nothing else is
+DIR holds dflash_target_probs.py and dflash_sampling_*.py of a patched sglang/srt/speculative; of SGLang nothing else is
 needed, only torch and triton. Every figure is a median over runs, in microseconds: `gpu` between CUDA events with many
 calls under way, `host` the wall clock of the calls alone.
 """
@@ -39,13 +39,12 @@ CALLS = 20  # under way between two events
 
 
 def load(directory: Path) -> ModuleType:
-    """dflash_utils of a patched SGLang, with stand-ins for the two modules of SGLang that it imports from elsewhere."""
-    unquant = ModuleType("sglang.srt.layers.quantization.unquant")
-    unquant.UnquantizedLinearMethod = type("FakeUnquantizedLinearMethod", (), {})
-    utils = ModuleType("sglang.srt.utils")
-    utils.is_cuda = utils.is_musa = lambda: False
-    sys.modules |= {unquant.__name__: unquant, utils.__name__: utils}
-    return speculative.load("dflash_utils", directory)
+    """dflash_target_probs of a patched SGLang, with a stand-in for what it asks of a running SGLang."""
+    release = ModuleType("sglang.srt.speculative.dflash_release")
+    release.from_first_rank = lambda tensor: tensor
+    release.sampling_args = lambda: SimpleNamespace(backend="pytorch")
+    sys.modules[release.__name__] = release
+    return speculative.load("dflash_target_probs", directory)
 
 
 def sampling_info(bs: int, device: str, *, temperature=0.8, top_k=TOP_K_ALL, top_p=1.0, min_p=0.0) -> SimpleNamespace:
@@ -58,15 +57,15 @@ def sampling_info(bs: int, device: str, *, temperature=0.8, top_k=TOP_K_ALL, top
     )
 
 
-def plan_of(utils: ModuleType, vocab: int, *, top_k=TOP_K_ALL, top_p=1.0, min_p=0.0):
+def plan_of(module: ModuleType, vocab: int, *, top_k=TOP_K_ALL, top_p=1.0, min_p=0.0):
     """The SamplingPlan of such requests."""
     width = top_k if top_k < vocab else vocab if top_p < 1 else 0
-    return utils.SamplingPlan(has_greedy=False, sort_width=width, has_min_p=min_p > 0, top_k_first=False)
+    return module.SamplingPlan(has_greedy=False, sort_width=width, has_min_p=min_p > 0, top_k_first=False)
 
 
-def torch_path(utils: ModuleType, logits: torch.Tensor, **arguments):
+def torch_path(module: ModuleType, logits: torch.Tensor, **arguments):
     """What build_target_probs does for tensors that are not on a GPU, done there."""
-    return utils._target_probs_by_torch(logits=logits, **arguments)
+    return module._target_probs_by_torch(logits=logits, **arguments)
 
 
 def measure(call, runs: int) -> dict[str, float]:
@@ -98,7 +97,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    utils, device = load(options.modules), "cuda"
+    module, device = load(options.modules), "cuda"
     rows = []
     for bs in map(int, options.batch.split(",")):
         for shape, scale in SHAPES.items():
@@ -109,13 +108,13 @@ def main() -> None:
             for name, setting in SETTINGS.items():
                 arguments = {
                     "sampling_info": sampling_info(bs, device, **setting),
-                    "plan": plan_of(utils, options.vocab, **setting),
+                    "plan": plan_of(module, options.vocab, **setting),
                     "rows_per_request": options.nodes,
                 }
                 kernel = measure(
-                    lambda logits=logits, a=arguments: utils.build_target_probs(logits=logits, **a), options.runs
+                    lambda logits=logits, a=arguments: module.build_target_probs(logits=logits, **a), options.runs
                 )
-                by_torch = measure(lambda logits=logits, a=arguments: torch_path(utils, logits, **a), options.runs)
+                by_torch = measure(lambda logits=logits, a=arguments: torch_path(module, logits, **a), options.runs)
                 rows.append(
                     {
                         "bs": bs,

@@ -188,13 +188,13 @@ def _hide_op(venv: Path, follow: Path) -> None:
     if follow.exists():
         return
     subprocess.run(["cp", "-a", venv, follow], check=True)
-    utils = next(follow.glob("lib/python3*/site-packages/sglang/srt/speculative/dflash_utils.py"))
-    text = utils.read_text()
-    hidden = text.replace("_DFLASH_SAMPLING_VERIFY_AVAILABLE = True", "_DFLASH_SAMPLING_VERIFY_AVAILABLE = False")
+    module = next(follow.glob("lib/python3*/site-packages/sglang/srt/speculative/dflash_verify_op.py"))
+    text = module.read_text()
+    hidden = text.replace("VERIFY_OP = find_verify_op()", "VERIFY_OP = None")
     if hidden == text:
-        raise RuntimeError("the op could not be hidden: its flag was not found")
-    utils.unlink()  # the copy may share files with the original
-    utils.write_text(hidden)
+        raise RuntimeError("the op could not be hidden: where it is found was not found")
+    module.unlink()  # the copy may share files with the original
+    module.write_text(hidden)
 
 
 @functools.cache

@@ -35,7 +35,8 @@ SEAMS = {
         "DFlashVerifyInput.prepare_for_verify": "slots",
         "DFlashVerifyInput.verify": "decide and commit",
     },
-    SPEC + "dflash_utils": {"build_target_probs": "target probabilities"},
+    SPEC + "dflash_target_probs": {"build_target_probs": "target probabilities"},
+    SPEC + "dflash_verify_op": {"walk_by_op": "walk"},
     SPEC + "dflash_worker": {
         "DFlashWorker._prepare_for_speculative_decoding": "draft, all",
         "DFlashWorker._greedy_sample_from_vocab_parallel_head": "draft candidates",
@@ -44,16 +45,15 @@ SEAMS = {
     SPEC + "ddtree_info": {
         "DDTreeVerifyInput.prepare_for_verify": "slots and mask",
         "DDTreeVerifyInput.verify": "decide and commit",
-        "DDTreeVerifyInput._decide": "decide",
         "DDTreeVerifyInput._commit": "commit",
         "build_tree_mask": "mask",
-        "walk_by_kernel": "walk",
     },
+    SPEC + "ddtree_decide": {"decide": "decide"},
+    SPEC + "ddtree_candidates": {"top_candidates": "draft top-k"},
     SPEC + "ddtree_worker": {
         "DDTreeWorker._prepare_tree_verify": "tree, all",
         "DDTreeWorker._draft_candidates": "draft candidates",
         "build_tree": "build",
-        "top_candidates": "draft top-k",
     },
 }
 

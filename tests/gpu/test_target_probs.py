@@ -1,14 +1,13 @@
 """The target distribution's kernel on the device against the sampler's rules in float64 (sort, then filter).
 
-SPECULATIVE_DIR names a directory with dflash_utils.py and dflash_sampling_*.py of a patched sglang/srt/speculative;
+SPECULATIVE_DIR names a directory with dflash_sampling_kernels.py and dflash_sampling_search.py of a patched SGLang;
 without it the patched sglang that is installed is used.
 """
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-from scripts import bench_target_probs as bench  # noqa: E402 - it needs torch
-from scripts.speculative import patched_directory  # noqa: E402
+from scripts.speculative import load, patched_directory  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +37,7 @@ def kernels():
     directory = patched_directory()
     if directory is None:
         pytest.skip("neither SPECULATIVE_DIR is set nor sglang installed")
-    return bench.load(directory).dflash_sampling_kernels
+    return load("dflash_sampling_kernels", directory)
 
 
 def choose(values, dtype=torch.float32):

@@ -30,7 +30,7 @@ def test_apply_again_status_revert(wheel_tree, sshd, tool, monkeypatch, tmp_path
     patched = hashes(wheel_tree)
     again = tool("apply", *options)
     assert again.code == 0 and again.host["plan"]["noop"] and hashes(wheel_tree) == patched
-    assert tool("status", *options).host["state"] == "temperature"
+    assert tool("status", *options).host["state"] == "sampling"
     assert tool("verify", *options).code == 0
     assert tool("revert", *options).code == 0
     assert hashes(wheel_tree) == start
@@ -49,10 +49,10 @@ def test_one_changed_line_in_one_target_file(wheel_tree, tool, monkeypatch, tmp_
     assert hashes(wheel_tree) == start
 
 
-def test_up_to_ddtree_and_on_to_temperature(wheel_tree, tool, monkeypatch, tmp_path):
+def test_up_to_greedy_and_on_to_sampling(wheel_tree, tool, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     start = hashes(wheel_tree)
-    for stage in ("ddtree", "temperature", "ddtree"):
+    for stage in ("greedy", "sampling", "greedy"):
         assert tool("apply", "--site-packages", wheel_tree, "--up-to", stage).code == 0
         assert tool("status", "--site-packages", wheel_tree, "--json").host["state"] == stage
     assert tool("revert", "--site-packages", wheel_tree).code == 0

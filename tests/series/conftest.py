@@ -63,7 +63,7 @@ def inside(
     report = tmp_path_factory.mktemp("inside") / "report.xml"
     told = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(INSIDE.parent)]),
-        "SERIES_IDENTITY": series.identity("temperature"),
+        "SERIES_IDENTITY": series.identity("sampling"),
     }
     done = subprocess.run(
         [

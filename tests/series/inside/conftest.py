@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import fakes
 import pytest
-import sglang.srt.distributed
 import torch
 from sglang.srt import server_args
-from sglang.srt.speculative import dflash_utils
+from sglang.srt.speculative import dflash_release, dflash_verify_op
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +31,14 @@ def settings(monkeypatch):
 @pytest.fixture(autouse=True)
 def tp_group(monkeypatch):
     group = fakes.FakeTpGroup()
-    monkeypatch.setattr(sglang.srt.distributed, "get_tp_group", lambda: group)
+    monkeypatch.setattr(dflash_release, "get_tp_group", lambda: group)
     return group
 
 
 @pytest.fixture
 def no_op(monkeypatch):
     """As on hardware without the op: sample-and-follow."""
-    monkeypatch.setattr(dflash_utils, "_DFLASH_SAMPLING_VERIFY_AVAILABLE", False)
+    monkeypatch.setattr(dflash_verify_op, "VERIFY_OP", None)
 
 
 @pytest.fixture
@@ -47,10 +46,8 @@ def install_op(monkeypatch):
     """install_op(op): as on hardware with the op, which is `op`."""
 
     def install(op):
-        monkeypatch.setattr(dflash_utils, "_DFLASH_SAMPLING_VERIFY_AVAILABLE", True)
-        monkeypatch.setattr(dflash_utils, "tree_speculative_sampling_target_only", op)
-        monkeypatch.setattr(dflash_utils, "_DFLASH_CHAIN_VERIFY_BUFFERS", {})
-        monkeypatch.setattr(dflash_utils, "_SAMPLING_SCRATCH", {}, raising=False)
+        monkeypatch.setattr(dflash_verify_op, "VERIFY_OP", op)
+        monkeypatch.setattr(dflash_verify_op, "_SCRATCH", {})
         return op
 
     return install

@@ -29,9 +29,7 @@ class FakeTreeSamplingOpByReferenceWalk:
     dirtied at rejected siblings, retrive_index is what accept_index gets), and refuses what the op would misread.
     """
 
-    def __init__(self, *, prefilled=True):
-        """`prefilled`: insist on -1 and 0 in the outputs, as a caller that reads unwritten entries must fill in."""
-        self.prefilled = prefilled
+    def __init__(self):
         self.coins, self.final_coins = [], []
 
     def __call__(
@@ -75,8 +73,7 @@ class FakeTreeSamplingOpByReferenceWalk:
         final = uniform_samples_for_final_sampling
         assert bool((final >= 0).all()) and bool((final < 1).all()), "final coins must be in [0, 1)"
         assert bool((retrive_index == torch.arange(bs * n).view(bs, n)).all()), "rows of this call's target_probs"
-        if self.prefilled:
-            assert bool((accept_index == -1).all()) and not predicts.any()
+        assert bool((accept_index == -1).all()) and not predicts.any(), "outputs must be prefilled"
         self.coins.append(uniform_samples.clone())
         self.final_coins.append(final.clone())
         trees = zip(candidates.tolist(), retrive_next_token.tolist(), retrive_next_sibling.tolist(), strict=True)

@@ -7,13 +7,10 @@ import pytest
 import torch
 from exact import emitted_sequences, target_row
 from fakes import FakeTreeSamplingOpByReferenceWalk, make_batch
-from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
+from sglang.srt.speculative import ddtree_decide
 from sglang.srt.speculative.ddtree_tree import build_tree
-from sglang.srt.speculative.dflash_utils import (
-    SamplingPlan,
-    compute_dflash_accept_len_and_bonus,
-    compute_dflash_sampling_accept_len_and_bonus,
-)
+from sglang.srt.speculative.dflash_sampling import accept_chain
+from sglang.srt.speculative.dflash_utils import compute_dflash_accept_len_and_bonus
 
 DRAWS = 50_000
 BLOCK, VOCAB = 4, 6
@@ -26,14 +23,10 @@ def as_tree(candidates, budget):
 
 
 def decide(tree, settings, logits, block):
-    spec = DDTreeVerifyInput(
-        draft_token=tree.tokens.flatten(),
-        positions=tree.depths.flatten(),
-        draft_token_num=tree.tokens.shape[1],
-        tree=tree,
-        path_width=block,
+    batch = make_batch(settings, logits.shape[-1])
+    return ddtree_decide.decide(
+        tree, logits.flatten(0, 1), sampling_info=batch.sampling_info, reqs=batch.reqs, width=block
     )
-    return spec._decide(make_batch(settings, logits.shape[-1]), logits.flatten(0, 1))
 
 
 @pytest.mark.parametrize("budget", ["block - 1", "more", "fewer"])
@@ -73,17 +66,11 @@ def chain_path(request):
     if request.param == "sample-and-follow":
         request.getfixturevalue("no_op")
     else:
-        # The chain's outputs live in buffers that are kept; only entries that the op wrote are read.
-        request.getfixturevalue("install_op")(FakeTreeSamplingOpByReferenceWalk(prefilled=False))
+        request.getfixturevalue("install_op")(FakeTreeSamplingOpByReferenceWalk())
 
 
 def chain_step(candidates, logits, batch):
-    return compute_dflash_sampling_accept_len_and_bonus(
-        candidates=candidates,
-        next_token_logits=logits,
-        sampling_info=batch.sampling_info,
-        plan=SamplingPlan.from_requests(batch.reqs, logits.shape[1]),
-    )
+    return accept_chain(candidates=candidates, logits=logits, sampling_info=batch.sampling_info, reqs=batch.reqs)
 
 
 def test_the_chain_emits_the_targets_distribution(chain_path):
@@ -127,15 +114,15 @@ def test_a_chain_over_bad_logits_is_ended(chain_path, how):
 
 @pytest.mark.parametrize("value", [0.0, 1 - 2**-24])
 def test_coins_of_the_chain_are_in_0_1(install_op, monkeypatch, value):
-    op = install_op(FakeTreeSamplingOpByReferenceWalk(prefilled=False))
+    op = install_op(FakeTreeSamplingOpByReferenceWalk())
     monkeypatch.setattr(torch, "rand", lambda shape, **how: torch.full(shape, value, **how))
     chain_step(torch.tensor([[4, 0, 1, 2]]), torch.randn(BLOCK, VOCAB), make_batch([{"temperature": 1.0}], VOCAB))
     assert bool((op.coins[0] == 1 - value).all()) and bool((op.final_coins[0] == value).all())
 
 
-def test_buffers_that_are_kept_do_not_leak_from_batch_to_batch(install_op):
-    """A large batch, then small ones: the kept buffers hold old numbers beyond what is written."""
-    install_op(FakeTreeSamplingOpByReferenceWalk(prefilled=False))
+def test_what_is_kept_does_not_leak_from_batch_to_batch(install_op):
+    """A large batch, then small ones: the op's scratch and the links of a chain are kept."""
+    install_op(FakeTreeSamplingOpByReferenceWalk())
     for bs in (7, 2, 5, 1, 9):
         candidates = torch.randint(0, VOCAB, (bs, BLOCK))
         logits = torch.full((bs, BLOCK, VOCAB), -50.0)

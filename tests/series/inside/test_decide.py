@@ -8,9 +8,10 @@ import pytest
 import torch
 from fakes import FakeTreeSamplingOpByReferenceWalk, make_batch
 from oracles import simulate
-from sglang.srt.speculative import ddtree_info
-from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, walk_by_kernel
+from sglang.srt.speculative import ddtree_decide, ddtree_sampling
+from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 from sglang.srt.speculative.ddtree_tree import build_tree
+from sglang.srt.speculative.dflash_verify_op import walk_by_op
 
 from patcher.agent.kernel_probe import reference_walk
 
@@ -38,7 +39,19 @@ def verify_input(tree):
 
 def decide(tree, settings, logits):
     batch = make_batch(settings, logits.shape[-1])
-    return verify_input(tree)._decide(batch, logits.reshape(-1, logits.shape[-1]).clone())
+    rows = logits.reshape(-1, logits.shape[-1]).clone()
+    return ddtree_decide.decide(tree, rows, sampling_info=batch.sampling_info, reqs=batch.reqs, width=DEPTH + 1)
+
+
+def walk(tree, probs):
+    return walk_by_op(
+        tokens=tree.tokens,
+        retrieve_index=tree.retrieve_index,
+        retrieve_next_token=tree.retrieve_next_token,
+        retrieve_next_sibling=tree.retrieve_next_sibling,
+        target_probs=probs,
+        width=DEPTH + 1,
+    )
 
 
 # ---- paths -------------------------------------------------------------------------------------------------
@@ -66,7 +79,7 @@ def test_path_of_the_ops_arrays_is_direct_simulation_with_the_same_coins(install
         n = tree.tokens.shape[1]
         likely = tree.tokens.gather(1, tree.retrieve_next_token.clamp(min=0))  # so that some paths get long
         probs = torch.softmax(torch.randn(5, n, VOCAB).scatter_(2, likely[:, :, None], 3.0), -1)
-        path, accept_len, bonus = walk_by_kernel(tree, probs, DEPTH + 1)
+        path, accept_len, bonus = walk(tree, probs)
         assert path.shape == (5, DEPTH + 1)
         for b in range(5):
             links = {
@@ -95,7 +108,7 @@ def test_a_batch_in_chunks_is_the_same_decision(decide_path, monkeypatch):
     logits[6] *= 1000
     whole = decide(tree, settings, logits)
     for requests_a_time in (1, 2, 3):
-        monkeypatch.setattr(ddtree_info, "_MAX_PROBS", requests_a_time * 10 * VOCAB)
+        monkeypatch.setattr(ddtree_sampling, "MAX_PROBS", requests_a_time * 10 * VOCAB)
         for one, other in zip(whole, decide(tree, settings, logits), strict=True):
             assert torch.equal(one, other)
     greedy = decide(tree, [{"temperature": 0.0}] * 7, logits)
@@ -146,7 +159,7 @@ def test_coins_are_in_0_1_whatever_rand_gives(install_op, monkeypatch, value):
     op = install_op(FakeTreeSamplingOpByReferenceWalk())
     monkeypatch.setattr(torch, "rand", lambda shape, **how: torch.full(shape, value, **how))
     tree = make_tree(2)
-    walk_by_kernel(tree, torch.softmax(torch.randn(2, 10, VOCAB), -1), DEPTH + 1)
+    walk(tree, torch.softmax(torch.randn(2, 10, VOCAB), -1))
     assert bool((op.coins[0] == 1 - value).all())
     assert bool((op.final_coins[0] == value).all())
 
@@ -160,7 +173,7 @@ def test_a_child_that_the_target_forbids_is_never_accepted(install_op, monkeypat
     probs[:, :, first] = 0.0
     for value in (0.0, LARGEST):
         monkeypatch.setattr(torch, "rand", lambda shape, value=value, **how: torch.full(shape, value, **how))
-        path, _, bonus = walk_by_kernel(tree, probs, DEPTH + 1)
+        path, _, bonus = walk(tree, probs)
         assert 1 not in path[0].tolist() and bonus != first
 
 
@@ -180,7 +193,7 @@ def test_uninitialised_memory_shows_nowhere(install_op, monkeypatch):
         monkeypatch.setattr(torch, name, poisoned(name))
     tree = make_tree(3)
     for _ in range(4):
-        path, accept_len, _ = walk_by_kernel(tree, torch.softmax(torch.randn(3, 10, VOCAB), -1), DEPTH + 1)
+        path, accept_len, _ = walk(tree, torch.softmax(torch.randn(3, 10, VOCAB), -1))
         for b in range(3):
             assert (path[b] >= 0).sum() == accept_len[b] + 1
 
@@ -197,7 +210,7 @@ def test_a_bonus_that_the_op_drew_beyond_the_row_is_replaced(install_op):
     probs = torch.softmax(torch.randn(4, 10, VOCAB), -1)
     probs[:2, :, -1] = 0.0
     tree = make_tree(4)
-    path, accept_len, bonus = walk_by_kernel(tree, probs, DEPTH + 1)
+    path, accept_len, bonus = walk(tree, probs)
     for b in range(4):
         row = probs[b, path[b, accept_len[b]]]
         assert bonus[b] == (row.argmax() if b < 2 else VOCAB - 1)

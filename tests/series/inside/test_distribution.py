@@ -13,7 +13,7 @@ import pytest
 import torch
 from exact import emitted_sequences, target_row
 from fakes import FakeTreeSamplingOpByReferenceWalk, make_batch
-from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
+from sglang.srt.speculative.ddtree_decide import decide
 from sglang.srt.speculative.ddtree_tree import build_tree, compile_tree
 
 DRAWS = 50_000  # for each request kind and each way of deciding
@@ -57,16 +57,11 @@ def count_steps(tree, logits, settings, draws):
     bs = copies * len(settings)
     batch_tree = repeat(tree, bs)
     batch = make_batch(settings * copies, VOCAB)
-    spec = DDTreeVerifyInput(
-        draft_token=batch_tree.tokens.flatten(),
-        positions=batch_tree.depths.flatten(),
-        draft_token_num=tree.tokens.shape[1],
-        tree=batch_tree,
-        path_width=DEPTH + 1,
-    )
     counts = [Counter() for _ in settings]
     while sum(counts[0].values()) < draws:
-        decision = spec._decide(batch, logits.repeat(bs, 1))
+        decision = decide(
+            batch_tree, logits.repeat(bs, 1), sampling_info=batch.sampling_info, reqs=batch.reqs, width=DEPTH + 1
+        )
         assert not decision.failed.any()
         tokens = batch_tree.tokens.gather(1, decision.path.clamp(min=0))
         rows = torch.cat((decision.accept_len[:, None], decision.bonus[:, None], tokens[:, 1:]), 1).tolist()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.speculative import ddtree_worker
+from sglang.srt.speculative import ddtree_candidates
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 from sglang.srt.speculative.ddtree_tree import build_tree_mask
 from sglang.srt.speculative.ddtree_worker import DDTreeWorker
@@ -30,7 +30,7 @@ def make_head(weight, begin=0, padding=0):
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch, tp_group):
-    monkeypatch.setattr(ddtree_worker, "get_tp_group", lambda: tp_group)
+    monkeypatch.setattr(ddtree_candidates, "get_tp_group", lambda: tp_group)
 
 
 def expected_candidates(hidden, weight, topk):
@@ -60,7 +60,7 @@ def test_no_candidate_is_more_than_certain(scale):
 def test_candidates_in_chunks(monkeypatch):
     hidden, weight = torch.randn(3, 5, HIDDEN), torch.randn(VOCAB, HIDDEN)
     whole = make_worker()._draft_candidates(hidden, make_head(weight))
-    monkeypatch.setattr(ddtree_worker, "_ROWS_PER_CHUNK", 4)
+    monkeypatch.setattr(ddtree_candidates, "_ROWS_PER_CHUNK", 4)
     for one, other in zip(whole, make_worker()._draft_candidates(hidden, make_head(weight)), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -103,7 +103,7 @@ class FakeRanks:
 def test_ranks_of_a_sharded_head_find_the_same_candidates_as_one(shards, topk, monkeypatch):
     hidden, weight = torch.randn(2, 3, HIDDEN), torch.randn(VOCAB, HIDDEN)
     ranks = FakeRanks(len(shards))
-    monkeypatch.setattr(ddtree_worker, "get_tp_group", lambda: ranks)
+    monkeypatch.setattr(ddtree_candidates, "get_tp_group", lambda: ranks)
 
     def draft(number):
         begin = sum(shards[:number])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 from oracles import best_paths
-from sglang.srt.speculative import ddtree_kernels, ddtree_top_kernels, ddtree_tree, ddtree_worker
+from sglang.srt.speculative import ddtree_candidates, ddtree_kernels, ddtree_top_kernels, ddtree_tree, ddtree_worker
 from sglang.srt.speculative.ddtree_kernels import launch_mask, launch_tree
 from sglang.srt.speculative.ddtree_top_kernels import launch_top
 from test_draft import HIDDEN, VOCAB, make_head, make_worker
@@ -154,17 +154,18 @@ def test_nothing_that_varies_between_steps_is_specialised_on():
 
 
 def test_the_worker_warms_what_a_step_uses(monkeypatch, tp_group):
-    monkeypatch.setattr(ddtree_worker, "get_tp_group", lambda: tp_group)
+    monkeypatch.setattr(ddtree_candidates, "get_tp_group", lambda: tp_group)
     asked = []
-    for name in ("top_candidates", "build_tree", "build_tree_mask"):
-        real = getattr(ddtree_worker, name)
+    used = (ddtree_candidates, "top_candidates"), (ddtree_worker, "build_tree"), (ddtree_worker, "build_tree_mask")
+    for module, name in used:
+        real = getattr(module, name)
 
         def record(*arguments, name=name, real=real):
             shapes = [tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in arguments]
             asked.append((name, *shapes))
             return real(*arguments)
 
-        monkeypatch.setattr(ddtree_worker, name, record)
+        monkeypatch.setattr(module, name, record)
     worker = make_worker(topk=4, budget=6, block=5)
     worker.device = "cpu"
     head = make_head(torch.randn(VOCAB, HIDDEN), padding=14)

@@ -6,7 +6,7 @@ import torch
 from exact import target_row
 from fakes import make_batch
 from sglang.srt.speculative.dflash_sampling_kernels import fused_target_probs
-from sglang.srt.speculative.dflash_utils import SamplingPlan, _target_probs_by_torch
+from sglang.srt.speculative.dflash_target_probs import SamplingPlan, _target_probs_by_torch
 
 LANES = 16  # few, so that small vocabularies need everything that large ones need
 ROUNDING = 2e-6  # a decision nearer than this may go either way in float32

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from fakes import FakeTreeSamplingOpByReferenceWalk
-from sglang.srt.speculative import dflash_utils
-from sglang.srt.speculative.dflash_utils import sampling_op
+from sglang.srt.speculative import dflash_verify_op
+from sglang.srt.speculative.dflash_verify_op import sampling_op
 
 
 def star(bs, n, vocab):
@@ -35,7 +35,7 @@ def op(install_op):
 
 
 def kept():
-    return dflash_utils._SAMPLING_SCRATCH[torch.device("cpu")]
+    return dflash_verify_op._SCRATCH[torch.device("cpu")]
 
 
 def test_batches_verify_widths_and_vocabularies_may_change(op):
@@ -63,7 +63,7 @@ def test_an_error_of_the_op_leaves_no_dirt_behind(op, monkeypatch):
 
     sampling_op(**star(2, 5, 9))
     with monkeypatch.context() as broken:
-        broken.setattr(dflash_utils, "tree_speculative_sampling_target_only", fail)
+        broken.setattr(dflash_verify_op, "VERIFY_OP", fail)
         with pytest.raises(RuntimeError, match="CUDA error"):
             sampling_op(**star(2, 5, 9))
     sampling_op(**star(2, 5, 9))
@@ -71,7 +71,7 @@ def test_an_error_of_the_op_leaves_no_dirt_behind(op, monkeypatch):
 
 
 def test_what_is_kept_has_a_bound(op, monkeypatch):
-    monkeypatch.setattr(dflash_utils, "MAX_KEPT_SCRATCH", 300)
+    monkeypatch.setattr(dflash_verify_op, "MAX_KEPT_SCRATCH", 300)
     for bs in (1, 5, 6, 7, 8, 2, 30):
         sampling_op(**star(bs, 5, 9))
-        assert all(scratch.numel() <= 300 for scratch in dflash_utils._SAMPLING_SCRATCH.values())
+        assert all(scratch.numel() <= 300 for scratch in dflash_verify_op._SCRATCH.values())

@@ -6,11 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes import FakeTreeSamplingOpByReferenceWalk
 from sglang.srt.managers.scheduler import validate_dflash_request
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.speculative import ddtree_identity
-from sglang.srt.speculative.ddtree_args import refuse_ddtree_request, reserved_tokens_per_step, validate_ddtree_request
+from sglang.srt.speculative import ddtree_identity, ddtree_refusals
+from sglang.srt.speculative.ddtree_args import reserved_tokens_per_step
+from sglang.srt.speculative.ddtree_refusals import refuse_request, validate_request
+from sglang.srt.speculative.dflash_sampling import start_sampling
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 MODELS = Path(__file__).parents[2] / "models/tiny-b8"
@@ -157,7 +160,7 @@ def make_request(*, processor=None, hidden_states=False, logprob=False, **params
     ids=str,
 )
 def test_requests_that_are_served(params):
-    assert validate_ddtree_request(make_request(**params)) is None
+    assert validate_request(make_request(**params)) is None
     assert validate_dflash_request(make_request(**params)) is None
 
 
@@ -174,23 +177,49 @@ def test_requests_that_are_served(params):
         ({"sampling_seed": 5}, "sampling_seed"),
         ({"processor": "a processor"}, "custom logit processors"),
         ({"hidden_states": True}, "return_hidden_states"),
+        ({"logprob": True}, "return_logprob"),
+        ({"regex": "a+"}, "grammar"),
+        ({"json_schema": "{}"}, "grammar"),
+        ({"ebnf": "root ::= 'a'"}, "grammar"),
+        ({"structural_tag": "{}"}, "grammar"),
     ],
     ids=str,
 )
 def test_requests_that_a_tree_cannot_serve_exactly_are_refused_by_name(request_with, named):
-    reason = validate_ddtree_request(make_request(**request_with))
+    reason = validate_request(make_request(**request_with))
     assert named in reason and reason.startswith("DDTREE") and reason.endswith(".")
+
+
+def test_the_stage_before_sampling_serves_greedy_requests_only(monkeypatch):
+    monkeypatch.setattr(ddtree_refusals, "PATCH_STAGE", "greedy")
+    assert validate_request(make_request(temperature=0.0)) is None
+    assert "greedy requests only" in validate_request(make_request(temperature=0.7))
+
+
+@pytest.mark.parametrize("name", ["speculative_accept_threshold_single", "speculative_accept_threshold_acc"])
+def test_accept_thresholds_are_refused_where_nothing_can_honour_them(no_op, settings, name):
+    start_sampling(50, "cpu")
+    setattr(settings, name, 0.5)
+    with pytest.raises(ValueError, match="leave them out"):
+        start_sampling(50, "cpu")
+
+
+def test_the_op_runs_once_at_start_up(install_op):
+    """What compiles it does so before a request waits for it."""
+    op = install_op(FakeTreeSamplingOpByReferenceWalk())
+    start_sampling(50, "cpu")
+    assert len(op.coins) == 1
 
 
 def test_what_was_refused_does_not_run_in_the_prefill_of_a_refused_request():
     request = make_request(processor="a processor", repetition_penalty=1.2, min_new_tokens=3, temperature=0.7)
-    assert refuse_ddtree_request(request) is not None
+    assert refuse_request(request) is not None
     params = request.sampling_params
     assert (params.repetition_penalty, params.min_new_tokens, params.top_k) == (1.0, 0, 1)
     assert params.stop_strs == [] and request.custom_logit_processor is None
     served = make_request(temperature=0.7, top_p=0.9)
     kept = served.sampling_params
-    assert refuse_ddtree_request(served) is None and served.sampling_params is kept
+    assert refuse_request(served) is None and served.sampling_params is kept
 
 
 @pytest.mark.parametrize(
@@ -205,4 +234,4 @@ def test_requests_that_dflash_refuses(request_with):
 
 def test_the_server_reports_the_identity_of_the_series_that_was_applied():
     report = ddtree_identity.patch_report()
-    assert report == {"identity": os.environ["SERIES_IDENTITY"], "stage": "temperature", "decide": "sample-and-follow"}
+    assert report == {"identity": os.environ["SERIES_IDENTITY"], "stage": "sampling", "decide": "sample-and-follow"}

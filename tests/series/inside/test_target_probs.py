@@ -8,7 +8,7 @@ import torch
 from exact import target_row
 from fakes import make_batch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
-from sglang.srt.speculative.dflash_utils import SamplingPlan, build_target_probs
+from sglang.srt.speculative.dflash_target_probs import SamplingPlan, build_target_probs
 
 ROWS = 3  # rows of a request
 BATCHES = 400
