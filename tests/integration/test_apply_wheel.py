@@ -1,17 +1,7 @@
 """The shipped series on the real wheel: over a real sshd as over no connection at all, and back byte for byte."""
 
-import hashlib
-from pathlib import Path
-
 import pytest
-
-
-def hashes(root: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*")
-        if path.is_file()
-    }
+from installations import hashes
 
 
 @pytest.mark.parametrize("way", ["local", "ssh"])

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_apply_wheel import hashes
+from installations import hashes
 
 ROOT = Path(__file__).parents[2]
 FIRST = "b9f6308"  # the last commit with the series as it was: its own text of the algorithm, stages by their old names

@@ -12,7 +12,7 @@ REFUSED = {
     "page size": (("--page-size", "16"), "DDTREE needs --page-size 1"),
     "backend": (("--attention-backend", "torch_native"), "--attention-backend triton"),
     "DP attention": (("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"), "DP attention"),
-    "threshold": (("--speculative-accept-threshold-acc", "0.5"), "DDTREE's accept thresholds need"),
+    "threshold": (("--speculative-accept-threshold-acc", "0.5"), "need tree_speculative_sampling_target_only"),
 }
 
 

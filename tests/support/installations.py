@@ -169,3 +169,12 @@ class Through(LocalConnection):
 
     def _run(self, argv, input, timeout, on_stderr):
         return super()._run([*self.around, "sh", "-c", self.script, "sh", *argv], input, timeout, on_stderr)
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """sha256 of every file below root, by its path there."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file()
+    }

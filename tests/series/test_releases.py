@@ -1,0 +1,125 @@
+"""Every release that has a series: its wheel patched and given back, and its servers beside what they replace.
+
+What is tested of DDTREE besides is tested with 0.5.11. Releases that `make test` does not serve are marked long.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from installations import hashes
+from reference import TOKENS
+from serving import PROMPTS, Server, make_pair_with_tokenizer, running
+
+from patcher import cli
+from patcher.series.catalogue import catalogue
+from scripts.rig import target
+from scripts.rig.problem import RigProblem
+from scripts.rig.releases import ALWAYS, DEFAULT, Release, named
+
+SERIES = [one for one in catalogue() if one.package == "sglang"]
+
+
+def release_parameters(versions: list[str]) -> list:
+    releases = [named(version) for version in versions]
+    return [pytest.param(r, id=r.version, marks=[] if r in ALWAYS else pytest.mark.long) for r in releases]
+
+
+ALL = release_parameters([version for series in SERIES for version in series.versions])
+# Releases of one series have equal files where it matters.
+SERVED = release_parameters([one.versions[0] for one in SERIES if one.versions[0] != DEFAULT.version])
+
+GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+TREE = ("--speculative-ddtree-budget", "12", "--speculative-ddtree-topk", "4")
+
+
+@pytest.mark.parametrize("release", ALL)
+def test_wheel_apply_again_revert(release: Release, tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree = target.unpack_wheel(tmp_path / "site-packages", release)
+    start = hashes(tree)
+    for stage in ("greedy", "sampling"):
+        assert tool("apply", "--site-packages", tree, "--up-to", stage).code == 0
+    assert hashes(tree) != start
+    assert tool("verify", "--site-packages", tree).code == 0
+    assert tool("apply", "--site-packages", tree, "--json").host["plan"]["noop"]
+    assert tool("revert", "--site-packages", tree).code == 0
+    assert hashes(tree) == start
+
+
+@dataclass(frozen=True)
+class Served:
+    """Servers of one patched release."""
+
+    release: Release
+    plain: Server
+    chain: Server
+    tree: Server
+    refused: str  # the log of one that must not start
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def served(request, tmp_path_factory) -> Iterator[Served]:
+    release = request.param
+    folder = tmp_path_factory.mktemp(f"sglang-{release.version}")
+    venv = target.copy_target(folder / "venv", release)
+    # Patched with an interpreter at hand: the import check runs.
+    assert cli.main(["apply", "--local", "--venv", str(venv), "--no-restart"]) == 0
+    pair = make_pair_with_tokenizer(folder / "pair")
+
+    def server(name: str, algorithm: str | None, extra=()) -> Server:
+        return Server(venv, folder / f"{name}.log", algorithm=algorithm, models=pair, release=release, extra=extra)
+
+    refused = server("refused", "DDTREE", (*TREE, "--speculative-accept-threshold-acc", "0.5"))
+    with pytest.raises(RigProblem, match="the server died"):
+        refused.wait_ready()
+    servers = server("plain", None), server("chain", "DFLASH"), server("tree", "DDTREE", TREE)
+    with running(*servers):
+        yield Served(release, *servers, refused.log.read_text())
+    shutil.rmtree(venv)
+
+
+def ids(answers: list[dict]) -> list[list[int]]:
+    return [answer["output_ids"] for answer in answers]
+
+
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+def test_a_tree_is_greedy_as_the_chain_and_plain_decoding(served: Served):
+    plain = [served.plain.greedy(prompt, TOKENS) for prompt in PROMPTS]
+    chain = [served.chain.greedy(prompt, TOKENS) for prompt in PROMPTS]
+    tree = [served.tree.greedy(prompt, TOKENS) for prompt in PROMPTS]
+    assert ids(chain) == ids(plain)
+    assert ids(tree) == ids(plain)
+    assert ids(served.tree.together(PROMPTS, [GREEDY] * len(PROMPTS), clients=4)) == ids(plain)
+    steps = {name: sum(one["meta_info"]["spec_verify_ct"] for one in got) for name, got in (("c", chain), ("t", tree))}
+    assert steps["t"] < steps["c"], "a tree needs fewer steps than its own best chain"
+
+
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("algorithm", ["chain", "tree"])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_a_temperature_samples(served: Served, algorithm: str, temperature: float):
+    server = getattr(served, algorithm)
+    sampling = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
+    texts = {tuple(one) for one in server.many(PROMPTS[3], [sampling] * 12)}
+    assert len(texts) > 6
+
+
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+def test_a_server_that_must_not_start_says_why(served: Served):
+    assert "need tree_speculative_sampling_target_only" in served.refused
+
+
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+def test_refused_requests_and_nothing_lost(served: Served):
+    body = {"text": "import os", "sampling_params": {"max_new_tokens": 8, "repetition_penalty": 1.3}}
+    status, answer = served.tree.ask(body)
+    assert status == 400 and "repetition_penalty" in str(answer)
+    for server in (served.chain, served.tree):
+        server.flush()
+        assert server.healthy() and "leak" not in server.log.read_text()
