@@ -1,7 +1,8 @@
 """The shipped series on the real wheel: over a real sshd as over no connection at all, and back byte for byte."""
 
 import pytest
-from installations import hashes
+
+from tests.support.installations import hashes
 
 
 @pytest.mark.parametrize("way", ["local", "ssh"])

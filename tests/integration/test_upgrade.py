@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from installations import hashes
+
+from tests.support.installations import hashes
 
 ROOT = Path(__file__).parents[2]
 FIRST = "b9f6308"  # the last commit with the series as it was: its own text of the algorithm, stages by their old names

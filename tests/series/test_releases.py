@@ -1,6 +1,6 @@
 """Every release that has a series: its wheel patched and given back, and its servers beside what they replace.
 
-What is tested of DDTREE besides is tested with 0.5.11. Releases that `make test` does not serve are marked long.
+What is tested of DDTREE besides is tested with 0.5.11.
 """
 
 import shutil
@@ -8,33 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from installations import hashes
 from reference import TOKENS
 from serving import PROMPTS, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
-from patcher.series.catalogue import catalogue
 from scripts.rig import target
 from scripts.rig.problem import RigProblem
-from scripts.rig.releases import ALWAYS, DEFAULT, Release, named
-
-SERIES = [one for one in catalogue() if one.package == "sglang"]
-
-
-def release_parameters(versions: list[str]) -> list:
-    releases = [named(version) for version in versions]
-    return [pytest.param(r, id=r.version, marks=[] if r in ALWAYS else pytest.mark.long) for r in releases]
-
-
-ALL = release_parameters([version for series in SERIES for version in series.versions])
-# Releases of one series have equal files where it matters.
-SERVED = release_parameters([one.versions[0] for one in SERIES if one.versions[0] != DEFAULT.version])
+from scripts.rig.releases import DEFAULT, Release
+from tests.support import releases
+from tests.support.installations import hashes
 
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 TREE = ("--speculative-ddtree-budget", "12", "--speculative-ddtree-topk", "4")
 
 
-@pytest.mark.parametrize("release", ALL)
+@pytest.mark.parametrize("release", releases.ALL)
 def test_wheel_apply_again_revert(release: Release, tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree = target.unpack_wheel(tmp_path / "site-packages", release)
@@ -59,7 +47,7 @@ class Served:
     refused: str  # the log of one that must not start
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=[one for one in releases.ONE_A_SERIES if one.id != DEFAULT.version])
 def served(request, tmp_path_factory) -> Iterator[Served]:
     release = request.param
     folder = tmp_path_factory.mktemp(f"sglang-{release.version}")

@@ -9,31 +9,39 @@ import pytest
 
 from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series import udiff_parse
-from patcher.series.catalogue import catalogue, check_against
+from patcher.series.catalogue import check_against
+from patcher.series.model import Series
 from patcher.series.versions import choose
+from scripts.rig.releases import Release
+from tests.support import releases
 from tests.support.builders import inspection
 
-PACKAGE = Path(__file__).resolve().parents[3] / "patches"
 
-
-def test_the_series_gives_the_listed_bytes_from_the_real_wheel(unpacked_wheel):
-    series = choose(catalogue(PACKAGE), "sglang", "0.5.11")
+@pytest.mark.parametrize("release", releases.ALL)
+def test_the_series_gives_the_listed_bytes_from_the_real_wheel(release):
+    series = choose(releases.SERIES, "sglang", release.version)
     assert [stage.name for stage in series.stages] == ["greedy", "sampling"]
-    pristine = {path: read(unpacked_wheel / path) for path in series.files}
-    check_against(series, pristine)
+    check_against(series, releases.pristine_files(release, series.files))
+
+
+@pytest.mark.parametrize("release", releases.ONE_A_SERIES)
+def test_a_plan_is_the_diff_that_it_shows(release, tmp_path):
+    series = choose(releases.SERIES, "sglang", release.version)
+    tree = unpacked(release, series, tmp_path)
     for stage in series.stages:
-        plan = make_plan(series, stage.name, inspection(unpacked_wheel, series.files))
+        plan = make_plan(series, stage.name, inspection(tree, series.files))
         assert plan.stage_from == "pristine"
         shown = {file.path: file for file in udiff_parse.parse(plan.unified_diff(), "plan")}
         assert set(shown) == {action.path for action in plan.changes}
-    assert make_revert_plan(inspection(unpacked_wheel, series.files), series).is_noop
+    assert make_revert_plan(inspection(tree, series.files), series).is_noop
 
 
 @pytest.mark.parametrize("stage", ["greedy", "sampling"])
-def test_what_a_stage_imports_from_its_own_files_is_defined_there(unpacked_wheel, stage):
+@pytest.mark.parametrize("release", releases.ONE_A_SERIES)
+def test_what_a_stage_imports_from_its_own_files_is_defined_there(release, stage, tmp_path):
     """An import check on a host finds this, too, but a tree without interpreter, such as an image build, has none."""
-    series = choose(catalogue(PACKAGE), "sglang", "0.5.11")
-    plan = make_plan(series, stage, inspection(unpacked_wheel, series.files))
+    series = choose(releases.SERIES, "sglang", release.version)
+    plan = make_plan(series, stage, inspection(unpacked(release, series, tmp_path), series.files))
     trees = {action.path: ast.parse(action.new) for action in plan.changes}
     imported = 0
     for path, tree in trees.items():
@@ -64,7 +72,7 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_no_patch_touches_the_line_ends_or_leaves_trailing_space():
-    for series in catalogue(PACKAGE):
+    for series in releases.SERIES:
         for patch in series.patches:
             for file in patch.files:
                 added = [text for hunk in file.hunks for tag, text in hunk.lines if tag == b"+"]
@@ -72,5 +80,18 @@ def test_no_patch_touches_the_line_ends_or_leaves_trailing_space():
                 assert all(text.endswith(b"\n") for text in added), file.path
 
 
-def read(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+@pytest.mark.parametrize("series", releases.SERIES, ids=lambda series: series.name)
+def test_a_release_adds_little_to_the_core(series):
+    """What a release needs of its own is what has to be carried to the next one by hand."""
+    own = [patch for patch in series.patches if not patch.shared]
+    added = [line for patch in own for file in patch.files for hunk in file.hunks for line in hunk.lines]
+    assert sum(tag == b"+" for tag, _ in added) <= 450
+
+
+def unpacked(release: Release, series: Series, directory: Path) -> Path:
+    """A tree with the pristine files of the series."""
+    for path, data in releases.pristine_files(release, series.files).items():
+        if data is not None:
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(data)
+    return directory
