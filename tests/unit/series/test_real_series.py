@@ -54,6 +54,17 @@ def test_what_a_stage_imports_from_its_own_files_is_defined_there(release, stage
     assert imported > 20
 
 
+@pytest.mark.parametrize("series", releases.SERIES, ids=lambda series: series.name)
+def test_the_patch_names_the_files_that_its_identity_is_made_from(series):
+    """As ddtree-patch counts them: those of the whole series that exist at the stage, patched there or not yet."""
+    path = "sglang/srt/speculative/ddtree_patched_files.py"
+    for stage in series.stages:
+        told = {}
+        exec(series.render(path, None, stage.name), told)
+        assert told["PATCH_STAGE"] == stage.name
+        assert told["PATCHED_FILES"] == tuple(sorted(one for one in series.files if series.sha256(one, stage.name)))
+
+
 def names_of(tree: ast.Module) -> set[str]:
     """What a module has at its top level, also within `if` and `try`."""
     names: set[str] = set()
