@@ -65,23 +65,32 @@ def init(version: str, work: Path, tree: Path | None, wheels: Path | None) -> No
 @click.option("--from", "source", metavar="SERIES", help="The series to port: its name, or its directory.")
 @click.option("--to", "version", metavar="VERSION", help="Make the work tree first, of this release.")
 @click.option("--stage", "stages", multiple=True, metavar="STAGE", help="Port this stage only. May be given twice.")
+@click.option(
+    "--patch", "names", multiple=True, metavar="NAME", help="Port this patch only. May be given several times."
+)
 @click.option("--continue", "go_on", is_flag=True, help="Conflicts are resolved and added: go on.")
 @wheels_option
 def port(
-    work: Path, source: str | None, version: str | None, stages: tuple[str, ...], go_on: bool, wheels: Path | None
+    work: Path,
+    source: str | None,
+    version: str | None,
+    stages: tuple[str, ...],
+    names: tuple[str, ...],
+    go_on: bool,
+    wheels: Path | None,
 ) -> None:
     """Merge a series three-way onto a work tree, patch by patch.
 
     A patch that does not merge stops the port (exit code 4) with git's conflict markers and index. Resolve, git add,
     and run it with --continue.
     """
-    if go_on == bool(source) or (go_on and (version or stages)):
+    if go_on == bool(source) or (go_on and (version or stages or names)):
         raise UsageProblem("give either --from SERIES or --continue", where="fork port", next_step="see --help")
     if go_on:
         _merged(work, porting.Ported(porting.go_on(work), {}))
         return
     series = _series(source or "")
-    chosen = {_stage(series, name) for name in stages} or set(series.states)
+    chosen = _wanted(series, stages, names)
     wheel = find_wheel(series.package, series.versions[0], wheels)
     if version:
         target = find_wheel(series.package, version, wheels)
@@ -110,14 +119,18 @@ def _series(named: str) -> Series:
     return known[named]
 
 
-def _stage(series: Series, name: str) -> str:
-    stage = series.stage_called(name)
-    if stage is None:
-        stages = ", ".join(series.states[1:])
+def _wanted(series: Series, stages: tuple[str, ...], names: tuple[str, ...]) -> set[str]:
+    """The names of the patches to port: those of the stages and those named; all, if nothing is named."""
+    every = {patch.name: patch.stage for patch in series.patches}
+    of = {name: series.stage_called(name) for name in stages}
+    unknown = [name for name in names if name not in every] + [name for name, stage in of.items() if stage is None]
+    if unknown:
         raise UsageProblem(
-            f"{series.name} has no stage {name!r}", where="--stage", next_step=f"its stages are, in order: {stages}"
+            f"{series.name} has no {unknown[0]!r}",
+            where="fork port",
+            next_step=f"its stages are {', '.join(series.states[1:])}, its patches {', '.join(every)}",
         )
-    return stage
+    return {name for name, stage in every.items() if stage in of.values() or name in names} or set(every)
 
 
 def _merged(work: Path, ported: porting.Ported) -> None:
@@ -127,5 +140,5 @@ def _merged(work: Path, ported: porting.Ported) -> None:
     for name in ported.obsolete:
         click.echo(f"{name:.<60}Skipped (nothing of it is left to do)")
     for name, paths in ported.left_out.items():
-        click.echo(f"left out of {name}: {', '.join(paths)} (another stage creates it)")
+        click.echo(f"left out of {name}: {', '.join(paths)} (another patch creates it)")
     click.echo(f"next: test it, then ddtree-patch fork export --work {work} --series DIR")

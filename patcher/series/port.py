@@ -54,12 +54,12 @@ class Ported:
     left_out: dict[str, tuple[str, ...]]
 
 
-def start(work: Path, series: Series, wheel: Path, stages: Collection[str]) -> Ported:
-    """Pick the series' patches of ``stages`` onto the work tree.
+def start(work: Path, series: Series, wheel: Path, wanted: Collection[str]) -> Ported:
+    """Pick the series' patches whose names are ``wanted`` onto the work tree.
 
-    ``wheel`` is that of the first release that the series is made for.  What a patch of another stage creates is no
-    part of the port, and changes of it are left out.  Raises UsageProblem for a work tree that is not clean,
-    PortConflict, with the work tree as git leaves it, where a patch does not merge.
+    ``wheel`` is that of the first release that the series is made for.  What a patch that is not
+    wanted creates is no part of the port, and changes of it are left out.  Raises UsageProblem for a work tree that is
+    not clean, PortConflict, with the work tree as git leaves it, where a patch does not merge.
     """
     if is_picking(work) or git(work, "status", "--porcelain").strip():
         raise UsageProblem(
@@ -70,7 +70,7 @@ def start(work: Path, series: Series, wheel: Path, stages: Collection[str]) -> P
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         unpack(wheel, series.package, series.versions[0], tree)
-        chosen, left_out = _commits(work, series, tree, stages)
+        chosen, left_out = _commits(work, series, tree, wanted)
     return Ported(_pick(work, *chosen) if chosen else (), left_out)
 
 
@@ -95,7 +95,7 @@ def go_on(work: Path) -> tuple[str, ...]:
 
 
 def _commits(
-    work: Path, series: Series, tree: Path, stages: Collection[str]
+    work: Path, series: Series, tree: Path, wanted: Collection[str]
 ) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The patches as commits beside the work tree's history; gives those to pick, and what is left out of them."""
     for path, file in series.files.items():
@@ -109,14 +109,14 @@ def _commits(
     foreign = {
         file.path
         for patch in series.patches
-        if patch.stage not in stages
+        if patch.name not in wanted
         for file in patch.files
         if file.kind == "create"
     }
     head = _snapshot(work, tree, f"{series.package} {series.versions[0]}")
     chosen, left_out = [], {}
     for patch in series.patches:
-        picked = patch.stage in stages
+        picked = patch.name in wanted
         files = [file for file in patch.files if not (picked and file.path in foreign)]
         if len(files) < len(patch.files):
             left_out[patch.name] = tuple(file.path for file in patch.files if file.path in foreign)
@@ -160,12 +160,16 @@ def _conflict(work: Path) -> PortConflict:
     files = _open(work)
     count = sum(max(1, len(file.places)) for file in files)
     return PortConflict(
-        f"the patch {name} does not merge: {count} conflicts in {len(files)} files",
+        f"the patch {name} does not merge by itself: {_counted(count, 'conflict')} in {_counted(len(files), 'file')}",
         where=str(work),
         next_step="resolve them, git add the files, then ddtree-patch fork port --continue "
         f"--work {work} (or git cherry-pick --skip, --abort)",
         detail="\n".join([f"{name}: {purpose}", *map(str, files)]),
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _waiting(work: Path) -> tuple[str, str]:

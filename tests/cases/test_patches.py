@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from builders import VERSION
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packages import PATCHED, A, H, Tree, X, Y, contents, patch_of, refused_at_load, sign, told
 
 from patcher.shipped import shipped
+from tests.support.builders import VERSION
 
 BOTH = patch_of(X, Y)
 one_tree = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

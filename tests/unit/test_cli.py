@@ -29,7 +29,7 @@ def run(capfd, *args):
 
 
 def test_the_commands_and_their_common_options():
-    assert set(cli.cli.commands) == set(COMMANDS)
+    assert set(cli.cli.commands) == {*COMMANDS, "fork"}
     for name in COMMANDS:
         options = {opt for param in cli.cli.commands[name].params for opt in param.opts}
         assert {"--json", "--host", "--local", "--venv", "--site-packages", "--config"} <= options, name

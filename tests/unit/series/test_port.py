@@ -159,6 +159,13 @@ def test_one_stage_onto_a_tree_of_ones_own(home, tool):
     assert series.render(INFO, own[INFO], "sampling") == BEFORE + STAGES["temperature"][INFO]
 
 
+def test_one_patch_alone(home, tool, ported):
+    said = ported({}, "--patch", "core-all")
+    assert said.code == 0 and said.stdout.count("Merged") == 1
+    assert exported(home, tool).code == 0
+    assert load_series(home / "patches/sglang-0.5.12").states == ("pristine", "greedy")
+
+
 def test_what_another_stage_creates_is_left_out(home, tool):
     stages = {"greedy": STAGES["ddtree"], "sampling": {**STAGES["temperature"], NEW: b"def build():\n    return 2\n"}}
     make_series(home / "patches/sglang-0.5.11", stages=stages, shared=CORE)
@@ -183,6 +190,7 @@ def test_what_another_stage_creates_is_left_out(home, tool):
         ("--continue",),
         ("--from", "sglang-9"),
         ("--from", "sglang-0.5.11", "--stage", "other"),
+        ("--from", "sglang-0.5.11", "--patch", "other"),
         ("--from", "sglang-0.5.11", "--to", "0.5.99"),
     ],
 )
@@ -276,7 +284,7 @@ def test_edits_apart_merge_and_edits_of_one_line_do_not(tmp_path_factory, ours, 
     apart = all(abs(one - other) > 1 for one in ours for other in theirs)
     same_line = any(ours[line] != theirs[line] for line in set(ours) & set(theirs))
     try:
-        start(home / "work", series, wheel, {"greedy"})
+        start(home / "work", series, wheel, {"greedy-all"})
     except PortConflict:
         assert not apart
         with pytest.raises(PortConflict):
