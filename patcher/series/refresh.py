@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patcher.errors import SeriesProblem
@@ -47,7 +47,7 @@ def repin(directory: Path, find_wheel: FindWheel) -> Series:
     )
 
 
-def unused(root: Path, series: list[Series]) -> list[Path]:
+def unused(root: Path, series: Sequence[Series]) -> list[Path]:
     """The shared patches that no series uses."""
     used = {(one.directory / patch.file).resolve() for one in series for patch in one.patches if patch.shared}
     return sorted(path for path in (root / CORE).glob("*.patch") if path.resolve() not in used)

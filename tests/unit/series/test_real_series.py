@@ -11,6 +11,7 @@ from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series import udiff_parse
 from patcher.series.catalogue import check_against
 from patcher.series.model import Series
+from patcher.series.refresh import unused
 from patcher.series.versions import choose
 from scripts.rig.releases import Release
 from tests.support import releases
@@ -80,6 +81,10 @@ def names_of(tree: ast.Module) -> set[str]:
             names.add(node.id)
         left += ast.iter_child_nodes(node)
     return names
+
+
+def test_each_shared_patch_is_of_a_series():
+    assert unused(PACKAGE, catalogue(PACKAGE)) == []
 
 
 def test_no_patch_touches_the_line_ends_or_leaves_trailing_space():
