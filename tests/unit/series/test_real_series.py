@@ -13,6 +13,7 @@ from patcher.series.catalogue import check_against
 from patcher.series.model import Series
 from patcher.series.refresh import unused
 from patcher.series.versions import choose
+from patcher.shipped import shipped
 from scripts.rig.releases import Release
 from tests.support import releases
 from tests.support.builders import inspection
@@ -84,7 +85,7 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_each_shared_patch_is_of_a_series():
-    assert unused(PACKAGE, catalogue(PACKAGE)) == []
+    assert unused(shipped("patches"), releases.SERIES) == []
 
 
 def test_no_patch_touches_the_line_ends_or_leaves_trailing_space():
