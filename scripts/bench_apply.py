@@ -27,9 +27,11 @@ import paramiko
 
 from patcher import __version__
 from patcher.series.catalogue import catalogue
+from patcher.series.versions import choose
 from scripts.apply_bench.contestants import Ansible, Tool, ansible_venv, ansible_versions, write_finished
 from scripts.apply_bench.delay_line import DelayLines
 from scripts.apply_bench.fleet import Fleet, changed, sizes
+from scripts.rig.releases import DEFAULT
 from scripts.rig.target import cache_dir
 
 PATIENCE_S = 120
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--ansible", nargs="*", choices=["patch", "copy"], default=["patch", "copy"])
     options = parser.parse_args()
     venv = ansible_venv(cache_dir() / "ansible-for-bench") if options.ansible else None
-    (series,) = catalogue()
+    series = choose(catalogue(), "sglang", DEFAULT.version)  # of the wheel that the hosts are made of
     results = []
     with tempfile.TemporaryDirectory(prefix="bench-") as home:  # short: paths of control sockets are limited
         fleet = Fleet(Path(home), max(options.hosts), series)
