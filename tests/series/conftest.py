@@ -19,7 +19,7 @@ from scripts.rig import server, target
 
 INSIDE = Path(__file__).parent / "inside"
 ROOT = Path(__file__).parents[2]
-collect_ignore = ["inside"]  # for the target venv's Python, which alone has torch and SGLang
+collect_ignore = ["inside", "inside_v2"]  # for the target venv's Python, which alone has torch and SGLang
 
 _summaries: list[str] = []
 
@@ -61,13 +61,15 @@ def inside(
     """{file: what its tests did}, from one run of all the files that this session asks for."""
     files = [item.callspec.params["file"] for item in request.session.items if "inside" in item.fixturenames]
     report = tmp_path_factory.mktemp("inside") / "report.xml"
-    told = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(INSIDE.parent)]),
-        "SERIES_IDENTITY": series.identity("sampling"),
-    }
+    return run_inside(patched_venv, INSIDE, files, series.identity("sampling"), report)
+
+
+def run_inside(venv: Path, folder: Path, files: list[str], identity: str, report: Path) -> dict[str, Inside]:
+    """Run test files of `folder` by the Python of a patched target venv; identity: of the series that is in it."""
+    told = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(INSIDE.parent)]), "SERIES_IDENTITY": identity}
     done = subprocess.run(
         [
-            patched_venv / "bin/python",
+            venv / "bin/python",
             "-m",
             "pytest",
             "-c",
@@ -77,7 +79,7 @@ def inside(
             f"--junitxml={report}",
             *dict.fromkeys(files),
         ],
-        cwd=INSIDE,
+        cwd=folder,
         env={**os.environ, **server.ENVIRONMENT, **told},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
