@@ -3,15 +3,21 @@
 What is tested of DDTREE besides is tested with 0.5.11.
 """
 
+import json
+import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from reference import TOKENS
 from serving import PROMPTS, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
+from scripts.rig import server as rig_server
 from scripts.rig import target
 from scripts.rig.problem import RigProblem
 from scripts.rig.releases import DEFAULT, Release
@@ -41,6 +47,7 @@ class Served:
     """Servers of one patched release."""
 
     release: Release
+    venv: Path
     plain: Server
     chain: Server
     tree: Server
@@ -64,7 +71,7 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
         refused.wait_ready()
     servers = server("plain", None), server("chain", "DFLASH"), server("tree", "DDTREE", TREE)
     with running(*servers):
-        yield Served(release, *servers, refused.log.read_text())
+        yield Served(release, venv, *servers, refused.log.read_text())
     shutil.rmtree(venv)
 
 
@@ -111,3 +118,50 @@ def test_refused_requests_and_nothing_lost(served: Served):
     for server in (served.chain, served.tree):
         server.flush()
         assert server.healthy() and "leak" not in server.log.read_text()
+
+
+# Arguments of a tree that cannot be, and what is said.
+REFUSED = {
+    "budget": (["--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget must be at least 1, got 0"),
+    "topk": (["--speculative-ddtree-topk", "0"], "--speculative-ddtree-topk must be at least 1, got 0"),
+    "width": (["--speculative-num-draft-tokens", "9"], "derives --speculative-num-draft-tokens"),
+    "block": (["--speculative-dflash-block-size", "1"], "at least 2 tokens, got 1"),
+    "backend": (["--attention-backend", "torch_native"], "--attention-backend triton"),
+    "pipeline": (["--pp-size", "2"], "pipeline"),
+    "DP attention": (["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"], "DP attention"),
+    "prefill": (["--disaggregation-mode", "prefill"], "disaggregation"),
+    "decode": (["--disaggregation-mode", "decode"], "disaggregation"),
+    "deterministic": (["--enable-deterministic-inference"], "deterministic"),
+}
+LATE_REFUSED = {  # from 0.5.18 on
+    "DCP": (["--tp-size", "2", "--dcp-size", "2"], "decode context parallelism"),
+    "unified memory": (["--enable-unified-memory"], "unified memory"),
+    "routed experts": (["--enable-return-routed-experts"], "routed experts"),
+}
+BLOCK = 8  # of the draft model
+
+
+@pytest.mark.server
+@pytest.mark.timeout(1800)
+def test_arguments_give_two_numbers_or_one_sentence(served: Served):
+    late = tuple(map(int, served.release.version.split(".")[:3])) >= (0, 5, 18)
+    refused = REFUSED | (LATE_REFUSED if late else {})
+    argv = rig_server.command_line(served.venv, 30000, "DDTREE", release=served.release)[3:]
+    cases = {
+        "default": argv,
+        "small letters": [*argv, "--speculative-algorithm", "ddtree"],
+        "given": [*argv, *TREE, "--speculative-num-draft-tokens", "13", "--speculative-dflash-block-size", "5"],
+    } | {name: [*argv, *extra] for name, (extra, _) in refused.items()}
+    done = subprocess.run(
+        [served.venv / "bin/python", Path(__file__).with_name("start_up.py"), json.dumps(cases)],
+        env={**os.environ, **rig_server.ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert list(answers["default"].values()) == list(answers["small letters"].values()) == [33, BLOCK, 8]
+    assert list(answers["given"].values()) == [13, 5, 4]
+    for name, (_, sentence) in refused.items():
+        text = answers[name].get("refused", "")
+        assert re.search(sentence, text), f"{name}: {text!r}"
+        assert "\n" not in text and ("DDTREE" in text or "--speculative-ddtree" in text)
