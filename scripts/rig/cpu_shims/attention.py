@@ -73,7 +73,8 @@ def verify_attention(query, keys, values, *, slots, prefix_lens, width, allow, c
         slots: [requests, any length >= prefix + width] cache slot of each token of a request, in order.
         prefix_lens: tokens before the new ones, a number a request.
         width: new tokens a request (N).
-        allow: flat bool mask, for each request its [N, prefix + N] rows one after the other, True = may attend;
+        allow: flat bool mask, for each request its [N, prefix + N] rows one after the other, True = may attend; what is
+            left behind them is not read (where the host knows a bound of the lengths only, the mask is longer).
             None: causal, or everything when `causal` is False (the draft's block sees itself both ways).
         causal: see `allow`; has no say when there is a mask.
         scale: factor on the scores.
@@ -85,7 +86,7 @@ def verify_attention(query, keys, values, *, slots, prefix_lens, width, allow, c
     from torch.nn.functional import scaled_dot_product_attention
 
     expected = sum(width * (prefix + width) for prefix in prefix_lens)
-    if allow is not None and (allow.dtype != torch.bool or allow.numel() != expected):
+    if allow is not None and (allow.dtype != torch.bool or allow.numel() < expected):
         raise ValueError(f"verify mask: {expected} bools expected, got {allow.numel()} of {allow.dtype}")
     out, mask_start = [], 0
     for request, prefix in enumerate(prefix_lens):
