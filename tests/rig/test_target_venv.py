@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rig.releases import ALWAYS
+from scripts.rig.releases import ALWAYS, RELEASES
 from scripts.rig.target import copy_target, site_packages, target_venv
 
 
@@ -39,16 +39,12 @@ def test_copy_has_its_own_sglang_and_shares_the_rest(release, tmp_path):
 
 
 @pytest.mark.server
-def test_stock_dflash_serves_and_is_greedy_at_temperature_1(target_copy, cpu_server):
-    """The failure that this project is for: 200, and the same text every time."""
-    server = cpu_server(target_copy)
-    prompt = b"def parse_args(self, args=None):"
-    greedy = server.generate(prompt, temperature=0, max_new_tokens=48, ignore_eos=True)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("release", RELEASES.values(), ids=lambda release: release.version)
+def test_stock_dflash_serves(release, cpu_server):
+    """Released as they are, with overlap scheduling where they have it. `make test` shows the same of some releases."""
+    server = cpu_server(target_venv(release), release=release)
+    greedy = server.generate(b"def parse_args(self, args=None):", temperature=0, max_new_tokens=48, ignore_eos=True)
     assert len(greedy["output_ids"]) == 48
     assert greedy["meta_info"]["spec_accept_length"] > 2
-    outputs = [
-        tuple(server.generate(prompt, temperature=1, max_new_tokens=48, ignore_eos=True)["output_ids"])
-        for _ in range(4)
-    ]
-    # The prefill samples the first token; from there on nothing is random any more.
-    assert len(set(outputs)) == len({output[0] for output in outputs})

@@ -1,14 +1,19 @@
 """A target venv that is patched by our own command, and the tests that its Python runs."""
 
+import fcntl
 import os
+import pickle
 import subprocess
+import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from reference import Reference, collect
+from reference import Reference, Stock, ask_stock, collect
 from serving import REFERENCE_EXTRA, Server, make_pair_with_tokenizer, running
 
 from patcher import cli
@@ -16,7 +21,9 @@ from patcher.series.catalogue import catalogue
 from patcher.series.model import Series
 from patcher.series.versions import choose
 from scripts.rig import server, target
+from scripts.rig.releases import DEFAULT, Release
 
+T = TypeVar("T")
 INSIDE = Path(__file__).parent / "inside"
 ROOT = Path(__file__).parents[2]
 collect_ignore = ["inside", "inside_v2"]  # for the target venv's Python, which alone has torch and SGLang
@@ -37,12 +44,22 @@ def series() -> Series:
 
 
 @pytest.fixture(scope="session")
-def patched_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the target venv after `ddtree-patch apply`: to run, not to change."""
-    venv = target.copy_target(tmp_path_factory.mktemp("patched") / "venv")
-    target.add_pytest(venv)
-    assert cli.main(["apply", "--local", "--venv", str(venv), "--no-restart"]) == 0
-    return venv
+def patched_venvs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Release], Path]:
+    """`patched_venvs(release)`: a copy of its target venv after `ddtree-patch apply`. To run, not to change."""
+
+    def make(release: Release, folder: Path) -> Path:
+        venv = target.copy_target(folder / "venv", release)
+        target.add_pytest(venv)
+        assert cli.main(["apply", "--local", "--venv", str(venv), "--no-restart"]) == 0
+        return venv
+
+    return lambda release: once_a_run(tmp_path_factory, f"patched-{release.version}", partial(make, release))
+
+
+@pytest.fixture(scope="session")
+def patched_venv(patched_venvs: Callable[[Release], Path]) -> Path:
+    """0.5.11's."""
+    return patched_venvs(DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -116,11 +133,37 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(patched_venv: Path, pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """What a server without speculation and one with DFLASH answer; both are ended before any other is started."""
-    logs = tmp_path_factory.mktemp("reference")
-    plain, dflash = (
-        Server(patched_venv, logs / f"{algorithm}.log", algorithm=algorithm, models=pair, extra=REFERENCE_EXTRA)
-        for algorithm in (None, "DFLASH")
-    )
-    with running(plain, dflash):
-        return collect(plain, dflash)
+    """What a server without speculation answers; it is ended before any other is started."""
+
+    def make(folder: Path) -> Reference:
+        plain = Server(patched_venv, folder / "plain.log", algorithm=None, models=pair, extra=REFERENCE_EXTRA)
+        with running(plain):
+            return collect(plain)
+
+    return once_a_run(tmp_path_factory, "reference", make)
+
+
+@pytest.fixture(scope="session")
+def stock(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Release], Stock]:
+    """`stock(release)`: what DFLASH of the unpatched release answers; its server is ended before another starts."""
+
+    def make(release: Release, folder: Path) -> Stock:
+        dflash = Server(target.target_venv(release), folder / "dflash.log", release=release, models=pair)
+        with running(dflash):
+            return ask_stock(dflash)
+
+    return lambda release: once_a_run(tmp_path_factory, f"stock-{release.version}", partial(make, release))
+
+
+def once_a_run(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:
+    """What `make(a new folder)` gives, made by the worker of pytest that asks first; the others wait for it."""
+    common = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        common = common.parent
+    result = common / f"{name}.pickle"
+    with open(common / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=common))
+            result.write_bytes(pickle.dumps(make(folder)))
+        return pickle.loads(result.read_bytes())

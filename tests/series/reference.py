@@ -1,4 +1,4 @@
-"""What DDTREE must answer, asked of servers that have no tree: plain decoding and DFLASH."""
+"""What DDTREE must answer, asked of servers that have no tree: plain decoding, and stock DFLASH."""
 
 import argparse
 import math
@@ -43,7 +43,7 @@ STOPS = [
 @dataclass(frozen=True)
 class Reference:
     """Attributes:
-    plain, dflash: answers to PROMPTS, greedy.
+    plain: answers to PROMPTS, greedy.
     long: output ids for LONG_PROMPTS.
     limit: (status, output ids) for AT_THE_LIMIT.
     stopped: {(prompt number, stop number): (output ids, finish reason)}.
@@ -52,18 +52,35 @@ class Reference:
     """
 
     plain: list[dict]
-    dflash: list[dict]
     long: list[list[int]]
     limit: list[tuple[int, list[int]]]
     stopped: dict[tuple[int, int], tuple[list[int], dict]]
     sampled: dict[str, dict[tuple[int, ...], float]]
 
 
-def collect(plain: Server, dflash: Server) -> Reference:
+@dataclass(frozen=True)
+class Stock:
+    """Attributes:
+    greedy: answers to PROMPTS.
+    sampled: output ids for SAMPLED_PROMPT at temperature 1, some times.
+    """
+
+    greedy: list[dict]
+    sampled: list[list[int]]
+
+
+def ask_stock(dflash: Server) -> Stock:
+    sampling = {"temperature": 1, "max_new_tokens": TOKENS, "ignore_eos": True}
+    return Stock(
+        greedy=[dflash.greedy(prompt, TOKENS) for prompt in PROMPTS],
+        sampled=[dflash.generate(SAMPLED_PROMPT, **sampling)["output_ids"] for _ in range(4)],
+    )
+
+
+def collect(plain: Server) -> Reference:
     rows = Rows(plain)
     return Reference(
         plain=[plain.greedy(prompt, TOKENS) for prompt in PROMPTS],
-        dflash=[dflash.greedy(prompt, TOKENS) for prompt in PROMPTS],
         long=ask_long(plain, clients=16),
         limit=[ask_at_the_limit(plain, *case) for case in AT_THE_LIMIT],
         stopped=ask_stops(plain),

@@ -1,4 +1,4 @@
-"""One DDTREE server (budget 16, topk 4) and everything that requests may want of it."""
+"""A DDTREE server (budget 16, topk 4) of each setup, and everything that requests may want of it."""
 
 import json
 from collections import Counter
@@ -22,6 +22,7 @@ from reference import (
     ask_stops,
 )
 from serving import PROMPTS, Server, running, token_ids
+from setups import SETUPS, SETUPS_OF_EVERY_COMMIT, params
 
 from scripts.gpu.refusals import REQUESTS
 
@@ -44,10 +45,21 @@ EXTRA = (
 )
 
 
+@pytest.fixture(scope="module", params=params(SETUPS, SETUPS_OF_EVERY_COMMIT))
+def setup(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server(reference, patched_venv, pair, tmp_path_factory):
+def dflash(setup, stock):
+    return stock(setup.release)
+
+
+@pytest.fixture(scope="module")
+def server(setup, reference, dflash, patched_venvs, pair, tmp_path_factory):
     log = tmp_path_factory.mktemp("serving") / "server.log"
-    started = Server(patched_venv, log, algorithm="DDTREE", models=pair, extra=EXTRA)
+    venv = patched_venvs(setup.release)
+    started = Server(venv, log, algorithm="DDTREE", models=pair, extra=EXTRA, **setup.settings)
     with running(started):
         yield started
 
@@ -59,11 +71,11 @@ def ids(answers):
 # ---- greedy ------------------------------------------------------------------------------------------------
 
 
-def test_greedy_texts_alone_are_plain_decodings_and_take_fewer_steps(server, reference):
+def test_greedy_texts_alone_are_plain_decodings_and_take_fewer_steps(server, reference, dflash):
     answers = [server.greedy(prompt, TOKENS) for prompt in PROMPTS]
-    assert ids(answers) == ids(reference.plain) == ids(reference.dflash)
+    assert ids(answers) == ids(reference.plain) == ids(dflash.greedy)
     steps, dflash_steps = (
-        sum(answer["meta_info"]["spec_verify_ct"] for answer in some) for some in (answers, reference.dflash)
+        sum(answer["meta_info"]["spec_verify_ct"] for answer in some) for some in (answers, dflash.greedy)
     )
     assert steps < 0.95 * dflash_steps
 
@@ -72,7 +84,7 @@ def test_greedy_texts_four_at_a_time(server, reference):
     assert ids(server.together(PROMPTS, [GREEDY] * len(PROMPTS), clients=4)) == ids(reference.plain)
 
 
-def test_a_prompt_that_is_in_the_radix_cache(server, reference):
+def test_a_prompt_that_is_in_the_radix_cache(server, setup, reference):
     prompt = PROMPTS[10]
     server.flush()
     first, second = server.greedy(prompt, TOKENS), server.greedy(prompt, TOKENS)
@@ -82,7 +94,7 @@ def test_a_prompt_that_is_in_the_radix_cache(server, reference):
     # Its own output as prompt: KV that verify steps wrote, from slots all over the pool.
     longer = [*token_ids(prompt), *first["output_ids"][:40]]
     status, third = server.ask({"input_ids": longer, "sampling_params": GREEDY | {"max_new_tokens": 8}})
-    assert status == 200 and third["meta_info"]["cached_tokens"] > len(prompt) + 30
+    assert status == 200 and third["meta_info"]["cached_tokens"] > len(prompt) + 31 - setup.page_size  # whole pages
     assert third["output_ids"] == first["output_ids"][40:48]
 
 

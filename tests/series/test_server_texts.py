@@ -3,25 +3,41 @@
 import pytest
 from reference import TOKENS, ask_long, ask_stops
 from serving import PROMPTS, Server, running, token_ids
+from setups import Setup, params, supported
+
+from scripts.rig.releases import ALWAYS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
 # The topk-1 one is DFLASH's chain; in the other the tree is smaller than the block that is drafted.
 SHAPES = {"chain": (7, 1), "small": (3, 4)}
+RELEASES = [Setup(release, release.family == "v2", 1) for release in supported()]
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 
 
+@pytest.fixture(scope="module", params=params(RELEASES, [one for one in RELEASES if one.release in ALWAYS[:2]]))
+def setup(request):
+    """Overlap wherever the release has it, since that is what it does unless told otherwise."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def servers(reference, patched_venv, pair, tmp_path_factory):
+def dflash(setup, stock):
+    return stock(setup.release)
+
+
+@pytest.fixture(scope="module")
+def servers(setup, reference, dflash, patched_venvs, pair, tmp_path_factory):
     """Both shapes, at the same time."""
-    logs = tmp_path_factory.mktemp("texts")
+    logs, venv = tmp_path_factory.mktemp("texts"), patched_venvs(setup.release)
     started = {
         name: Server(
-            patched_venv,
+            venv,
             logs / f"{name}.log",
             algorithm="DDTREE",
             models=pair,
             extra=["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk", str(topk)],
+            **setup.settings,
         )
         for name, (budget, topk) in SHAPES.items()
     }
@@ -33,10 +49,18 @@ def ids(answers):
     return [answer["output_ids"] for answer in answers]
 
 
-def test_dflash_and_plain_decoding_agree(reference):
+def test_dflash_and_plain_decoding_agree(reference, dflash):
     """Or nothing below would mean anything."""
     assert len(PROMPTS) >= 10 and all(len(output) == TOKENS for output in ids(reference.plain))
-    assert ids(reference.dflash) == ids(reference.plain)
+    assert ids(dflash.greedy) == ids(reference.plain)
+
+
+def test_stock_dflash_is_greedy_at_temperature_1(dflash):
+    """The failure that this project is for: 200, and the same text every time.
+
+    The prefill samples the first token; from there on nothing is random any more.
+    """
+    assert len({tuple(output) for output in dflash.sampled}) == len({output[0] for output in dflash.sampled})
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,12 +74,12 @@ def test_four_at_a_time(shape, servers, reference):
     assert ids(answers) == ids(reference.plain)
 
 
-def test_a_chain_accepts_what_dflash_accepts(servers, reference):
+def test_a_chain_accepts_what_dflash_accepts(servers, dflash):
     """Step by step: the same number of verify steps for every prompt."""
-    for prompt, dflash in zip(PROMPTS, reference.dflash, strict=True):
+    for prompt, expected in zip(PROMPTS, dflash.greedy, strict=True):
         answer = servers["chain"].greedy(prompt, TOKENS)
-        for figure in ("spec_verify_ct", "spec_accepted_drafts", "spec_accept_length"):
-            assert answer["meta_info"][figure] == dflash["meta_info"][figure], (prompt, figure)
+        for figure in ("spec_verify_ct", "spec_accept_length"):
+            assert answer["meta_info"][figure] == expected["meta_info"][figure], (prompt, figure)
 
 
 def test_stops(servers, reference):

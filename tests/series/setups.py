@@ -1,0 +1,61 @@
+"""Which DDTREE servers are tested: each release that has a series, with and without overlap, with pages of 1 and 16."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from patcher.series import catalogue
+from scripts.rig.releases import ALWAYS, RELEASES, Release
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a server of `release` schedules and pages."""
+
+    release: Release
+    overlap: bool
+    page_size: int
+
+    def __str__(self) -> str:
+        overlap = "overlap" if self.overlap else "no overlap"
+        return f"{self.release.version}, {overlap}, page {self.page_size}"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What CpuServer takes."""
+        return {"release": self.release, "overlap": self.overlap, "page_size": self.page_size}
+
+
+@cache
+def supported() -> list[Release]:
+    """The rig's releases that a series in patches/ is made for, oldest first."""
+    versions = {version for series in catalogue(ROOT / "patches") for version in series.versions}
+    return [release for release in RELEASES.values() if release.version in versions]
+
+
+def params(setups: Iterable[Setup], always: Iterable[Setup]) -> list:
+    """For pytest: `setups`, of which those that are not in `always` are run by `make test-long`."""
+    always = set(always)
+    return [pytest.param(one, id=str(one), marks=[] if one in always else pytest.mark.long) for one in setups]
+
+
+def _ways(release: Release) -> list[tuple[bool, int]]:
+    if release.family == "v1":
+        return [(False, 1)]
+    return [(True, 1), (False, 16), (True, 16), (False, 1)]
+
+
+SETUPS = [Setup(release, *way) for release in supported() for way in _ways(release)]
+_OLDEST, _MIDDLE, _NEWEST = ALWAYS
+# Between them every way is taken on each commit.
+SETUPS_OF_EVERY_COMMIT = {
+    Setup(_OLDEST, False, 1),
+    Setup(_MIDDLE, True, 1),
+    Setup(_MIDDLE, False, 16),
+    Setup(_NEWEST, True, 16),
+}
