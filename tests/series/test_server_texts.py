@@ -3,15 +3,18 @@
 import pytest
 from reference import TOKENS, ask_long, ask_stops
 from serving import PROMPTS, Server, running, token_ids
-from setups import Setup, params, supported
+from setups import Setup, params, served
 
 from scripts.rig.releases import ALWAYS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
-# The topk-1 one is DFLASH's chain; in the other the tree is smaller than the block that is drafted.
-SHAPES = {"chain": (7, 1), "small": (3, 4)}
-RELEASES = [Setup(release, release.family == "v2", 1) for release in supported()]
+SHAPES = {
+    "dflash": ("DFLASH", ()),  # the release's own chain, which the series makes exact
+    "chain": ("DDTREE", ("--speculative-ddtree-budget", "7", "--speculative-ddtree-topk", "1")),  # the same as a tree
+    "small": ("DDTREE", ("--speculative-ddtree-budget", "3", "--speculative-ddtree-topk", "4")),  # less than a block
+}
+RELEASES = [Setup(release, release.family == "v2", 1) for release in served()]
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 
 
@@ -28,18 +31,11 @@ def dflash(setup, stock):
 
 @pytest.fixture(scope="module")
 def servers(setup, reference, dflash, patched_venvs, pair, tmp_path_factory):
-    """Both shapes, at the same time."""
+    """All shapes, at the same time."""
     logs, venv = tmp_path_factory.mktemp("texts"), patched_venvs(setup.release)
     started = {
-        name: Server(
-            venv,
-            logs / f"{name}.log",
-            algorithm="DDTREE",
-            models=pair,
-            extra=["--speculative-ddtree-budget", str(budget), "--speculative-ddtree-topk", str(topk)],
-            **setup.settings,
-        )
-        for name, (budget, topk) in SHAPES.items()
+        name: Server(venv, logs / f"{name}.log", algorithm=algorithm, models=pair, extra=extra, **setup.settings)
+        for name, (algorithm, extra) in SHAPES.items()
     }
     with running(*started.values()):
         yield started
@@ -74,12 +70,21 @@ def test_four_at_a_time(shape, servers, reference):
     assert ids(answers) == ids(reference.plain)
 
 
-def test_a_chain_accepts_what_dflash_accepts(servers, dflash):
+@pytest.mark.parametrize("shape", ["dflash", "chain"])
+def test_a_chain_accepts_what_stock_dflash_accepts(shape, servers, dflash):
     """Step by step: the same number of verify steps for every prompt."""
     for prompt, expected in zip(PROMPTS, dflash.greedy, strict=True):
-        answer = servers["chain"].greedy(prompt, TOKENS)
+        answer = servers[shape].greedy(prompt, TOKENS)
         for figure in ("spec_verify_ct", "spec_accept_length"):
             assert answer["meta_info"][figure] == expected["meta_info"][figure], (prompt, figure)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_texts_differ_at_a_temperature(shape, temperature, servers):
+    sampling = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
+    outputs = servers[shape].many(PROMPTS[1], [sampling] * 8)
+    assert len({tuple(output[1:]) for output in outputs}) > 4  # not the first token alone, which the prefill draws
 
 
 def test_stops(servers, reference):
@@ -90,18 +95,18 @@ def test_more_requests_than_run_at_a_time(servers, reference):
     assert ask_long(servers["small"], clients=16) == reference.long
 
 
+@pytest.mark.parametrize("refused", [{"min_new_tokens": 3}, {"repetition_penalty": 1.3}], ids=str)
+def test_a_refusal_harms_no_server_without_a_tokenizer(refused, servers):
+    server = servers["small"]
+    body = {"input_ids": token_ids(b"import os\n"), "sampling_params": {"max_new_tokens": 8, **refused}}
+    status, answer = server.ask(body)
+    assert status == 400 and next(iter(refused)) in str(answer)
+    assert server.healthy()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_is_lost_afterwards(shape, servers):
     """Last of this file. The pool is checked whenever the server is idle, and a leak would have ended it."""
     assert servers[shape].healthy()
     servers[shape].flush()
     assert servers[shape].healthy() and "leak" not in servers[shape].log.read_text()
-
-
-@pytest.mark.parametrize("refused", [{"min_new_tokens": 3}, {"repetition_penalty": 1.3}], ids=str)
-def test_a_refusal_harms_no_server_without_a_tokenizer(refused, servers):
-    server = servers[next(iter(SHAPES))]
-    body = {"input_ids": token_ids(b"import os\n"), "sampling_params": {"max_new_tokens": 8, **refused}}
-    status, answer = server.ask(body)
-    assert status == 400 and next(iter(refused)) in str(answer)
-    assert server.healthy()
