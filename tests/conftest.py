@@ -18,6 +18,21 @@ from tests.support.stub_fleet import Fleet
 from tests.support.stub_host import StubHost
 
 
+# Fixtures of tests/series that stand for one release, or one server of it, and are set up for many tests.
+OF_A_RELEASE = ("setup", "unpacked", "answers", "ended")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: one worker runs the tests of a file, or those of a file that are of one release."""
+    for item in items:
+        group = item.nodeid.partition("::")[0]
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            indices = item.callspec.indices
+            group += "".join(f" {indices[name]}" for name in OF_A_RELEASE if name in indices)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests see neither this user's hosts.toml nor his ddtree-patch environment."""

@@ -2,28 +2,30 @@
 
 import pytest
 from serving import Server
+from setups import release_params, served
 
 from scripts.rig.problem import RigProblem
+from scripts.rig.releases import DEFAULT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-# The last is found out by the scheduler, in a process of its own; the others before there is one.
+# The second is found out by the scheduler, in a process of its own; what is found out like the first, before there is
+# one, is in test_refused_arguments.py.
 REFUSED = {
-    "page size": (("--page-size", "16"), "DDTREE needs --page-size 1"),
     "backend": (("--attention-backend", "torch_native"), "--attention-backend triton"),
-    "DP attention": (("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"), "DP attention"),
     "threshold": (("--speculative-accept-threshold-acc", "0.5"), "need tree_speculative_sampling_target_only"),
 }
 
 
-@pytest.fixture(scope="module")
-def ended(patched_venv, pair, tmp_path_factory):
+@pytest.fixture(scope="module", params=release_params(served(), always=[DEFAULT]))
+def ended(request, patched_venvs, pair, tmp_path_factory):
     """{name: (what wait_ready raised, the log)} of servers that were started together."""
-    folder = tmp_path_factory.mktemp("refused")
+    folder, release = tmp_path_factory.mktemp("refused"), request.param
+    venv = patched_venvs(release)
     servers = {}
     for name, (extra, _) in REFUSED.items():
-        log = folder / f"{name.replace(' ', '-')}.log"
-        servers[name] = Server(patched_venv, log, algorithm="DDTREE", models=pair, extra=extra)
+        log = folder / f"{name}.log"
+        servers[name] = Server(venv, log, algorithm="DDTREE", models=pair, extra=extra, release=release)
     found = {}
     try:
         for name, server in servers.items():

@@ -22,7 +22,7 @@ from reference import (
     ask_stops,
 )
 from serving import PROMPTS, Server, running, token_ids
-from setups import SETUPS, SETUPS_OF_EVERY_COMMIT, params
+from setups import SETUPS, SETUPS_OF_EVERY_COMMIT, setup_params
 
 from scripts.gpu.refusals import REQUESTS
 
@@ -45,7 +45,7 @@ EXTRA = (
 )
 
 
-@pytest.fixture(scope="module", params=params(SETUPS, SETUPS_OF_EVERY_COMMIT))
+@pytest.fixture(scope="module", params=setup_params(SETUPS, SETUPS_OF_EVERY_COMMIT))
 def setup(request):
     return request.param
 

@@ -3,7 +3,7 @@
 import pytest
 from reference import TOKENS, ask_long, ask_stops
 from serving import PROMPTS, Server, running, token_ids
-from setups import Setup, params, served
+from setups import Setup, served, setup_params
 
 from scripts.rig.releases import ALWAYS
 
@@ -18,7 +18,7 @@ RELEASES = [Setup(release, release.family == "v2", 1) for release in served()]
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=params(RELEASES, [one for one in RELEASES if one.release in ALWAYS[:2]]))
+@pytest.fixture(scope="module", params=setup_params(RELEASES, [one for one in RELEASES if one.release in ALWAYS[:2]]))
 def setup(request):
     """Overlap wherever the release has it, since that is what it does unless told otherwise."""
     return request.param
