@@ -17,7 +17,6 @@ from tests.support.command_line import Said, run_tool
 from tests.support.stub_fleet import Fleet
 from tests.support.stub_host import StubHost
 
-
 # Fixtures of tests/series that stand for one release, or one server of it, and are set up for many tests.
 OF_A_RELEASE = ("setup", "unpacked", "answers", "ended")
 
