@@ -22,8 +22,7 @@ class Setup:
     page_size: int
 
     def __str__(self) -> str:
-        overlap = "overlap" if self.overlap else "no overlap"
-        return f"{self.release.version}, {overlap}, page {self.page_size}"
+        return f"{self.release.version}-{'overlap' if self.overlap else 'serial'}-page{self.page_size}"
 
     @property
     def settings(self) -> dict[str, object]:

@@ -28,14 +28,16 @@ ACCEPTED = {
 # {name: (what is changed, a word of the sentence)}
 REFUSED = {
     "backend": ({"attention_backend": "torch_native"}, "triton"),
-    "decode backend": ({"decode_attention_backend": "torch_native"}, "triton"),
     "DP attention": ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, "attention"),
     "pipeline": ({"pp_size": 2}, "pp"),
     "budget": ({"speculative_ddtree_budget": 0}, "--speculative-ddtree-budget"),
     "topk": ({"speculative_ddtree_topk": 0}, "--speculative-ddtree-topk"),
     "draft tokens": ({"speculative_num_draft_tokens": 8}, "--speculative-num-draft-tokens"),
 }
-OF_V1 = {"page size": ({"page_size": 16}, "--page-size 1")}
+OF_V1 = {
+    "page size": ({"page_size": 16}, "--page-size 1"),
+    "decode backend": ({"decode_attention_backend": "torch_native"}, "triton"),
+}
 
 
 @pytest.fixture(scope="module", params=release_params(served()))
