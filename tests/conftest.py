@@ -18,7 +18,7 @@ from tests.support.stub_fleet import Fleet
 from tests.support.stub_host import StubHost
 
 # Fixtures of tests/series that stand for one release, or one server of it, and are set up for many tests.
-OF_A_RELEASE = ("setup", "unpacked", "answers", "ended")
+OF_A_RELEASE = ("setup", "unpacked", "start_up", "ended")
 
 
 @pytest.hookimpl(tryfirst=True)

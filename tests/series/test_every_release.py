@@ -1,19 +1,16 @@
-"""Every series on the real wheel of every version that it names: the bytes it lists, and back, byte for byte."""
+"""Every series on the real wheel of every version that it names: stage by stage, and back, byte for byte."""
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from setups import ROOT
 
-from patcher.series.catalogue import catalogue, check_against
+from patcher.series.catalogue import catalogue, choose
 from patcher.series.model import Series
 from scripts.rig import target
-from scripts.rig.releases import named
-
-PAIRS = [(series, version) for series in catalogue(ROOT / "patches") for version in series.versions]
+from tests.support import releases
+from tests.support.installations import hashes
 
 
 @dataclass(frozen=True)
@@ -24,22 +21,12 @@ class Unpacked:
     tree: Path
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: pair[1])
+@pytest.fixture(scope="module", params=releases.ALL)
 def unpacked(request, tmp_path_factory):
-    series, version = request.param
-    tree = target.unpack_wheel(tmp_path_factory.mktemp("wheel") / "site-packages", named(version))
-    yield Unpacked(series, tree)
+    release = request.param
+    tree = target.unpack_wheel(tmp_path_factory.mktemp("wheel") / "site-packages", release)
+    yield Unpacked(choose(catalogue(), "sglang", release.version), tree)
     shutil.rmtree(tree)
-
-
-def hashes(root: Path) -> dict[str, str]:
-    files = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def test_the_series_gives_the_listed_bytes(unpacked):
-    files = {name: unpacked.tree / name for name in unpacked.series.files}
-    check_against(unpacked.series, {name: path.read_bytes() if path.exists() else None for name, path in files.items()})
 
 
 def test_apply_again_each_stage_and_revert(unpacked, tool, monkeypatch, tmp_path):

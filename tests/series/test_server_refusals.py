@@ -2,7 +2,7 @@
 
 import pytest
 from serving import Server
-from setups import release_params, served
+from setups import RELEASES
 
 from scripts.rig.problem import RigProblem
 from scripts.rig.releases import DEFAULT
@@ -10,14 +10,17 @@ from scripts.rig.releases import DEFAULT
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 # The second is found out by the scheduler, in a process of its own; what is found out like the first, before there is
-# one, is in test_refused_arguments.py.
+# one, is in test_start_up.py.
 REFUSED = {
     "backend": (("--attention-backend", "torch_native"), "--attention-backend triton"),
     "threshold": (("--speculative-accept-threshold-acc", "0.5"), "need tree_speculative_sampling_target_only"),
 }
 
 
-@pytest.fixture(scope="module", params=release_params(served(), always=[DEFAULT]))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, id=one.version, marks=[] if one is DEFAULT else pytest.mark.long) for one in RELEASES],
+)
 def ended(request, patched_venvs, pair, tmp_path_factory):
     """{name: (what wait_ready raised, the log)} of servers that were started together."""
     folder, release = tmp_path_factory.mktemp("refused"), request.param

@@ -3,9 +3,7 @@
 import pytest
 from reference import TOKENS, ask_long, ask_stops
 from serving import PROMPTS, Server, running, token_ids
-from setups import Setup, served, setup_params
-
-from scripts.rig.releases import ALWAYS
+from setups import DEFAULTS, EVERY_COMMIT, params
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1200)]
 
@@ -14,11 +12,10 @@ SHAPES = {
     "chain": ("DDTREE", ("--speculative-ddtree-budget", "7", "--speculative-ddtree-topk", "1")),  # the same as a tree
     "small": ("DDTREE", ("--speculative-ddtree-budget", "3", "--speculative-ddtree-topk", "4")),  # less than a block
 }
-RELEASES = [Setup(release, release.family == "v2", 1) for release in served()]
 GREEDY = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=setup_params(RELEASES, [one for one in RELEASES if one.release in ALWAYS[:2]]))
+@pytest.fixture(scope="module", params=params(DEFAULTS, EVERY_COMMIT))
 def setup(request):
     """Overlap wherever the release has it, since that is what it does unless told otherwise."""
     return request.param
