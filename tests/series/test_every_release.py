@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from patcher.series.catalogue import catalogue, choose
+from patcher.series.catalogue import catalogue
 from patcher.series.model import Series
+from patcher.series.versions import choose
 from scripts.rig import target
 from tests.support import releases
 from tests.support.installations import hashes
