@@ -246,6 +246,8 @@ def test_logits_that_are_not_finite_end_their_request_alone(server, setup, refer
     for status, answer in failed:
         if setup.release.family == "v1":
             assert status == 500 and "not finite" in json.dumps(answer), answer
+        elif status == 400:  # later releases read no infinity in a request
+            assert "JSON" in json.dumps(answer), answer
         else:  # what SGLang says of a token that is none
             reason = answer["meta_info"]["finish_reason"]
             assert status == 200 and reason == {"type": "stop", "matched": "NaN happened"}, answer
