@@ -5,8 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Two files at a time, or two releases of one: most tests wait for a process more than they compute.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup
+# Two files at a time, or two releases of one (see tests/conftest.py): most tests wait more than they compute.
+PYTEST := $(BIN)/pytest -n 2
 
 test: rig
 	$(PYTEST) -m "not gpu and not long"

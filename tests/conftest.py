@@ -4,11 +4,13 @@ Nothing here is skipped when it cannot be had: a machine without it fails with t
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from scripts.rig import target
 from scripts.rig.server import CpuServer
@@ -17,19 +19,20 @@ from tests.support.command_line import Said, run_tool
 from tests.support.stub_fleet import Fleet
 from tests.support.stub_host import StubHost
 
-# Fixtures of tests/series that stand for one release, or one server of it, and are set up for many tests.
-OF_A_RELEASE = ("setup", "unpacked", "start_up", "ended")
+# What begins the parameters of a test that is run for each release, or for each server of a release.
+_RELEASE = re.compile(r"\[\d+\.\d+\.\d+(\.post\d+)?(-(overlap|serial)-page\d+)?")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: one worker runs the tests of a file, or those of a file that are of one release."""
-    for item in items:
-        group = item.nodeid.partition("::")[0]
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            indices = item.callspec.indices
-            group += "".join(f" {indices[name]}" for name in OF_A_RELEASE if name in indices)
-        item.add_marker(pytest.mark.xdist_group(group))
+class _ByFileAndRelease(LoadScopeScheduling):
+    """One worker runs the tests of a file, or those of a file that are of one release."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        release = _RELEASE.search(nodeid)
+        return nodeid.partition("::")[0] + (release[0] if release else "")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return _ByFileAndRelease(config, log)
 
 
 @pytest.fixture(autouse=True)

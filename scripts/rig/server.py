@@ -152,7 +152,7 @@ class CpuServer:
                 raise RigProblem(f"the server was not ready after {deadline_s:.0f} s:\n{self.log_tail()}")
             time.sleep(0.3)
 
-    def request(self, method: str, path: str, body: dict | None = None, timeout: float = 120) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, body: dict | None = None, timeout: float = 300) -> tuple[int, bytes]:
         """(status, body). Raises OSError."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
