@@ -12,6 +12,7 @@ taken, which hold every speculative op: the servers run with the triton backend.
 
 import argparse
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -26,9 +27,10 @@ COMMON = "common"  # the folder of what all releases share
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (5, 17, 24, 26, 27, 28, 31, 34, 39)]
 PLATFORMS += ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64", "any"]
 # Neighbours in the archive are files of one name, so a window of this size sees the last version of each.
-COMPRESS = ["xz", "--format=xz", "--lzma2=preset=9e,dict=128MiB", "--stdout"]
-# Never imported by a server of a text model, and large.
+COMPRESS = ["xz", "--format=xz", "--lzma2=preset=8,dict=128MiB", "--stdout"]
+# Large, and never imported by a server of a text model that speaks HTTP.
 LEFT_OUT = ("sglang/multimodal_gen/", "sglang/test/", "flashinfer/data/cutlass/test/", "flashinfer/data/cutlass/tools/")
+LEFT_OUT_LIBRARIES = re.compile(r"torchao/.*\.so$|sglang/srt/.*/_(core|grpc|server|bench|multimodal)\.cpython.*\.so$")
 
 
 def download(requirement: str, wheels: Path) -> Path:
@@ -45,13 +47,18 @@ def download(requirement: str, wheels: Path) -> Path:
 
 
 def _suitable(wheels: Iterable[Path]) -> list[Path]:
-    return [wheel for wheel in wheels if any(tag in wheel.name for tag in ("-cp312-", "-abi3-", "-py3-", "-py37-"))
-            or "-py2.py3-" in wheel.name]
+    return [
+        wheel
+        for wheel in wheels
+        if any(tag in wheel.name for tag in ("-cp312-", "-abi3-", "-py3-", "-py37-")) or "-py2.py3-" in wheel.name
+    ]
 
 
 def wanted(member: str) -> bool:
     """Whether a member of a wheel travels."""
     if member.endswith("/") or ".data/" in member or member.startswith(LEFT_OUT):
+        return False
+    if LEFT_OUT_LIBRARIES.match(member):
         return False
     if member.startswith(("sgl_kernel/", "lib/", "deep_gemm", "triton_kernels", "_mscclpp", "mscclpp")):
         return member.startswith("sgl_kernel/sm90/") or (member.startswith("sgl_kernel/") and member.endswith(".py"))

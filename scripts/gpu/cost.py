@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from scripts.gpu.fleet import ROOT, Run
+from scripts.gpu.releases import verify_steps
 from scripts.gpu.server import generate
 
 BLOCK, BUDGET, TOPK = 16, 32, 8
@@ -130,7 +131,7 @@ def _measure(run: Run, port: int, folder: Path, modes: list[str]) -> dict:
         answers = generate(port, _prompts(batch, vocabulary), params, timeout)
         ended = time.monotonic()
         info = answers[0]["meta_info"]
-        rate[mode] = max(1.0, (info["completion_tokens"] - 1) / info["spec_verify_ct"])
+        rate[mode] = max(1.0, (info["completion_tokens"] - 1) / verify_steps(info))
         return began, ended
 
     first = {}

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from scripts.gpu.releases import has_overlap, server_environment
 from scripts.gpu.server import GpuServer, ServerDied
 from scripts.rig.server import ENVIRONMENT as CPU_ENVIRONMENT
 
@@ -24,6 +25,7 @@ PAIR = ROOT / "tests" / "models" / "tiny-b8"
 DRAFT = ["--speculative-draft-model-path", str(PAIR / "draft")]
 DFLASH = ["--speculative-algorithm", "DFLASH", *DRAFT]
 REQUESTS = 64  # at most in a batch
+LOG_LINES = 60  # of a server, that a run brings back
 # max-total-tokens bounds the KV pool; the fraction has to hold what all servers that start together take.
 SMALL = [
     *("--mem-fraction-static", "0.5", "--context-length", "2048", "--max-total-tokens", "65536"),
@@ -32,7 +34,8 @@ SMALL = [
 FLOAT16 = ["--dtype", "float16"]  # the release's norms take no float32 on a GPU
 NARROW = ["--max-running-requests", "16", "--cuda-graph-max-bs", "16"]  # batches of other shapes
 # A rehearsal's servers: the same command lines on the CPU, as far as it can take them.
-ON_CPU = ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule", "--mem-fraction-static", "0.5"]
+ON_CPU = ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.5"]
+WITHOUT_OVERLAP = ["--disable-overlap-schedule"]  # of a rehearsal, where the release has no worker for it
 SMALL_ON_CPU = ["--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"]
 
 
@@ -70,21 +73,26 @@ SERVERS = {
 
 
 class Run:
-    """Attributes: args (the command line's), rehearsal, servers {name: its replicas that run}, failed (steps)."""
+    """Attributes: args (the command line's), release, rehearsal, servers {name: its replicas that run}, failed (steps),
+    given_up {name: why a server did not start}."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
+        self.release: str = args.release
         self.rehearsal: bool = args.rehearsal
         self.servers: dict[str, list[GpuServer]] = {}
         self.next_port = args.first_port
         self.failed: list[str] = []  # steps that raised
+        self.given_up: dict[str, str] = {}
+        self.started: list[GpuServer] = []  # all that ever were, for the ends of their logs
 
     def python(self, venv: str) -> Path:
         """The interpreter of "stock", "patched" or "follow"."""
-        folders = {"stock": self.args.stock, "patched": self.args.venv, "follow": self.args.work / "follow"}
+        folder = self.args.environments / self.release / venv
         if venv == "follow":
-            _hide_op(self.args.venv, folders["follow"])
-        return folders[venv].absolute() / "bin" / "python"
+            folder = self.args.work / "follow"
+            _hide_op(self.args.environments / self.release / "patched", folder)
+        return folder.absolute() / "bin" / "python"
 
     def count(self, full: int, rehearsal: int) -> int:
         """How many of something: all that is needed, or what a CPU can do in a rehearsal."""
@@ -100,14 +108,15 @@ class Run:
     ) -> GpuServer:
         """Start one server and return at once; `stop_all` ends it."""
         self.next_port += 10
-        env = dict(env or {})
+        env = server_environment(self.release) | (env or {})
         if self.rehearsal:
             env |= CPU_ENVIRONMENT
-            args = [*args, *ON_CPU]
+            args = [*args, *ON_CPU, *([] if has_overlap(self.release) else WITHOUT_OVERLAP)]
         replicas = self.servers.setdefault(name, [])
         log = self.args.work.absolute() / f"{name}-{len(replicas)}.log"
-        server = GpuServer(name, python, self.next_port, log, target, args, env)
+        server = GpuServer(name, python, self.next_port, log, target, self.release, args, env)
         replicas.append(server)
+        self.started.append(server)
         return server.start()
 
     def launch_pair(self, names: Iterable[str]) -> None:
@@ -128,6 +137,7 @@ class Run:
                     server.wait_ready(deadline)
                 except (ServerDied, TimeoutError) as error:
                     print(f"  {name}: {error}", flush=True)
+                    self.given_up[name] = str(error)
                     self.stop(name)
                     break
         after = [server.ready_after for replicas in self.servers.values() for server in replicas]
@@ -155,6 +165,11 @@ class Run:
         for name in list(self.servers):
             self.stop(name)
 
+    def write_logs(self) -> None:
+        """The ends of all servers' logs, for a host that is gone afterwards."""
+        parts = [f"==== {server.log.stem}\n{server.log_tail(LOG_LINES)}" for server in self.started]
+        (self.args.out / f"logs-{self.release}.txt").write_text("\n".join(parts) + "\n")
+
     def steps(self, experiment: str, found: dict, steps: dict[str, Callable[[], object]]) -> dict:
         """Run the steps, put what each gives into `found`, and write after each: what was measured before a failure
         stays worth having. A step that fails is recorded, and the next one runs."""
@@ -173,6 +188,7 @@ class Run:
     def write(self, name: str, found: dict) -> None:
         document = {
             "experiment": name,
+            "release": self.release,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "rehearsal": self.rehearsal,
             "host": host(self.python("patched")),
@@ -180,7 +196,7 @@ class Run:
             "result": found,
         }
         text = json.dumps(document, indent=1).replace(f"{ROOT}/", "")
-        (self.args.out / f"{name}.json").write_text(text + "\n")
+        (self.args.out / f"{name}-{self.release}.json").write_text(text + "\n")
 
 
 def _hide_op(venv: Path, follow: Path) -> None:

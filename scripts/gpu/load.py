@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from scripts.gpu.releases import retractions, verify_steps
 from scripts.gpu.server import generate
 
 NEWLINE = ord("\n") + 4
@@ -218,9 +219,9 @@ class _Load:
     def _count(self, answer: dict) -> None:
         info = answer["meta_info"]
         with self.lock:
-            self.seen.request_steps += info.get("spec_verify_ct", 0)
+            self.seen.request_steps += verify_steps(info)
             self.seen.tokens += info["completion_tokens"]
-            self.seen.retractions += info.get("total_retractions", 0)
+            self.seen.retractions += retractions(info)
 
     def _post(self, input_ids: list, params: dict) -> tuple[int, bytes]:
         return _post(self.plan.port, "/generate", {"input_ids": input_ids, "sampling_params": params})

@@ -255,7 +255,8 @@ def settled(port: int) -> dict:
 
 def graph_sizes(log: Path) -> list[int]:
     """Batch sizes that have a CUDA graph, by the server's log: of the target's runner, which is the first."""
-    captured = re.search(r"Capture cuda graph bs \[([\d, ]+)\]", log.read_text(errors="replace"))
+    said = r"Capture (?:cuda graph bs |target [^\n]*bs=)\[([\d, ]+)\]"
+    captured = re.search(said, log.read_text(errors="replace"))
     return [int(size) for size in captured[1].split(",")] if captured else []
 
 

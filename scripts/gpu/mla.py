@@ -12,6 +12,7 @@ from scripts.gpu.exact import two_sample
 from scripts.gpu.fleet import ROOT, Run
 from scripts.gpu.greedy import differences
 from scripts.gpu.long_run import complaints
+from scripts.gpu.releases import verify_steps
 from scripts.gpu.server import generate
 
 LIMITS = [
@@ -82,7 +83,7 @@ def _greedy(ports: dict[str, list[int]], asked: list[list[int]], tokens: int) ->
             if name == "plain":
                 continue
             parted = differences(ports["plain"][0], some, texts[name], texts["plain"])
-            steps = sum(a["meta_info"]["spec_verify_ct"] for a in answers[name])
+            steps = sum(verify_steps(a["meta_info"]) for a in answers[name])
             row = {"server": name, "against": "plain", "batch": batch, "prompts": len(some), "tokens": tokens}
             row |= {"accept_length": (len(some) * (tokens - 1)) / steps, **parted}
             rows.append(row | {"passed": all(p["margin"] < NEAR_TIE for p in parted["parted"])})
@@ -115,7 +116,7 @@ def _diverse(ports: dict[str, list[int]]) -> list[dict]:
             texts = {tuple(a["output_ids"][1:]) for a in answers}
             row = {"server": name, "T": temperature, "n": 16, "different": len(texts)}
             if name != "plain":
-                row["accept_length"] = 16 * 47 / sum(a["meta_info"]["spec_verify_ct"] for a in answers)
+                row["accept_length"] = 16 * 47 / sum(verify_steps(a["meta_info"]) for a in answers)
             rows.append(row | {"passed": len(texts) >= 15})
     return rows
 

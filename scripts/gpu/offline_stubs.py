@@ -1,21 +1,20 @@
 """Stand-ins for packages that an offline GPU host lacks and that a text-only SGLang server never calls.
 
-setup_host.sh installs it into the venv, imported at interpreter start. Names come from OFFLINE_STUBS (default:
-soundfile, cutlass, cuda_tile). Only for getting a server to start on such a host; nothing here may stand in for
-sgl_kernel, torch, flashinfer or triton.
+install.py puts it into every environment, imported at interpreter start. A package that is really installed always
+wins. Only for getting a server to start on such a host; nothing here may stand in for sgl_kernel, torch, flashinfer or
+triton.
 """
 
 import importlib.abc
 import importlib.machinery
-import os
 import sys
 
-NAMES = set(os.environ.get("OFFLINE_STUBS", "soundfile,cutlass,cuda_tile").split(","))
+NAMES = {"soundfile", "cutlass", "cuda_tile", "xgrammar", "zstandard"}
 
 
 class _AnyMeta(type):
     def __getattr__(cls, name):
-        if name.startswith("__"):
+        if name.startswith("__") and "mlir" not in name:  # flashinfer asks a class of cutlass for such names
             raise AttributeError(name)
         return _Any()
 
@@ -61,6 +60,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def lookup(name):
             if name.startswith("__"):
                 raise AttributeError(name)
+            if name == "StructuralTag":  # of xgrammar: a field's type in a model of SGLang's protocol
+                import pydantic
+
+                return type(name, (pydantic.BaseModel,), {})
             return _AnyMeta(name, (_Any,), {})
 
         module.__getattr__ = lookup

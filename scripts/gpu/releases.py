@@ -11,7 +11,8 @@ SKIP_KERNEL_CHECK = {"SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
 
 @dataclass(frozen=True)
 class Release:
-    """Pins of one release. `env`: of its servers, besides what every offline server needs (server.ENVIRONMENT)."""
+    """Pins of one release. `tokenizers`: "" for the host's own. `env`: of its servers, besides what every offline
+    server needs (server.ENVIRONMENT)."""
 
     kernel: str
     flashinfer: str
@@ -28,7 +29,7 @@ class Release:
             f"flashinfer-python=={self.flashinfer}",
             f"transformers=={self.transformers}",
             f"apache-tvm-ffi=={self.tvm_ffi}",
-            f"tokenizers=={self.tokenizers}",
+            *([f"tokenizers=={self.tokenizers}"] if self.tokenizers else []),
         )
 
 
@@ -48,6 +49,49 @@ RELEASES = {
     "0.5.20": _newer("0.6.18"),
     "0.5.21": _newer("0.6.18"),
     # Their flashinfer 0.7 is 65 MB; the one before it is tried in its place.
-    "0.5.22": _newer("0.6.18", "5.19.0", "0.23.2"),
-    "0.5.23": _newer("0.6.18", "5.19.0", "0.23.2"),
+    "0.5.22": _newer("0.6.18", "5.19.0", ""),
+    "0.5.23": _newer("0.6.18", "5.19.0", ""),
 }
+
+# Arguments that releases from 0.5.20 on know by another name only.
+RENAMED = {
+    "--cuda-graph-max-bs": ["--cuda-graph-max-bs-decode"],
+    "--cuda-graph-bs": ["--cuda-graph-bs-decode"],
+    "--disable-piecewise-cuda-graph": ["--disable-prefill-cuda-graph"],
+}
+RENAMED_FROM = (0, 5, 20)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(0, 5, 20) of "0.5.20" and of "0.5.20.post1"."""
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def has_overlap(version: str) -> bool:
+    """Whether DFLASH runs under the overlap scheduler: from 0.5.14 on."""
+    return numbers(version) >= (0, 5, 14)
+
+
+def spelled(version: str, args: list[str]) -> list[str]:
+    """Server arguments, which are written here as 0.5.11 has them, in the words of a release."""
+    if numbers(version) < RENAMED_FROM:
+        return args
+    return [word for arg in args for word in RENAMED.get(arg, [arg])]
+
+
+def server_environment(version: str) -> dict[str, str]:
+    """What servers of a release need in their environment on a host where it is not quite at home."""
+    return dict(RELEASES[version].env) if version in RELEASES else {}
+
+
+# ---- what releases call differently in an answer's meta_info -----------------------------------------------------
+
+
+def verify_steps(info: dict) -> int:
+    """Verify steps of one answer; 0 of plain decoding."""
+    return info.get("spec_verify_ct") or 0
+
+
+def retractions(info: dict) -> int:
+    """How often the request was taken back: `total_retractions` in 0.5.11, `num_retractions` later."""
+    return info.get("num_retractions") or info.get("total_retractions") or 0

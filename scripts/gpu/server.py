@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.gpu.releases import spelled
+
 
 class ServerDied(Exception):
     """A server ended before it was ready; the message has the end of its log."""
@@ -24,13 +26,14 @@ ENVIRONMENT = {
 
 @dataclass
 class GpuServer:
-    """One server; `args` are added to the common ones. `stop` ends its process group."""
+    """One server of an SGLang release; `args` are added to the common ones. `stop` ends its process group."""
 
     name: str
     python: Path
     port: int
     log: Path
     target: Path
+    release: str
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen | None = None
@@ -57,8 +60,7 @@ class GpuServer:
             "pytorch",
             "--grammar-backend",
             "none",
-            "--disable-piecewise-cuda-graph",
-            *self.args,
+            *spelled(self.release, ["--disable-piecewise-cuda-graph", *self.args]),
         ]
 
     def start(self) -> "GpuServer":
@@ -85,6 +87,9 @@ class GpuServer:
                 return self
             time.sleep(0.5)
         raise TimeoutError(f"{self.name} not ready in {deadline:.0f} s: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def log_tail(self, lines: int) -> str:
+        return "\n".join(self.log.read_text(errors="replace").split("\n")[-lines:])
 
     def stop(self) -> None:
         if self.process is None or self.process.poll() is not None:

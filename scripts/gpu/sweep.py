@@ -9,6 +9,7 @@ import statistics
 from scripts.gpu.asking import ask, on_all, prompts
 from scripts.gpu.fleet import SERVERS as CATALOGUE
 from scripts.gpu.fleet import Run
+from scripts.gpu.releases import verify_steps
 
 SERVERS = ("dflash-stock", "dflash", "chain", "b15k4", "tree", "b63k8")
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -23,8 +24,8 @@ def run(run: Run) -> dict:
 
         def on_server(ports: list[int]) -> dict:
             infos = [answer["meta_info"] for answer in ask(ports, asked, params, 8)]
-            each = [(i["completion_tokens"] - 1) / i["spec_verify_ct"] for i in infos]
-            steps = sum(i["spec_verify_ct"] for i in infos)
+            each = [(i["completion_tokens"] - 1) / verify_steps(i) for i in infos]
+            steps = sum(verify_steps(i) for i in infos)
             return {
                 "steps": steps,
                 "accept_length": sum(i["completion_tokens"] - 1 for i in infos) / steps,

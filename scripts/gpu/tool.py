@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from scripts.gpu.fleet import DFLASH, ON_CPU, PAIR, ROOT, Run
+from scripts.gpu.fleet import DFLASH, ON_CPU, PAIR, ROOT, WITHOUT_OVERLAP, Run
 from scripts.gpu.server import GpuServer
 from scripts.rig.processes import end_group, groups_at_work_in
 from scripts.rig.server import ENVIRONMENT as CPU_ENVIRONMENT
@@ -81,11 +81,11 @@ class _Tool:
         # One that has what the tool needs: on a host without a network that was brought for the servers' environments.
         self.client = sys.executable if importlib.util.find_spec("paramiko") else run.python("patched")
         run.next_port += 10
-        args = [*run.small, *DFLASH, *(ON_CPU if run.rehearsal else [])]
+        args = [*run.small, *DFLASH, *([*ON_CPU, *WITHOUT_OVERLAP] if run.rehearsal else [])]
         env = dict(CPU_ENVIRONMENT) if run.rehearsal else {}
         python = self.venv / "bin" / "python"
         log = self.folder / "stock.log"
-        self.server = GpuServer("tool", python, run.next_port, log, PAIR / "target", args, env)
+        self.server = GpuServer("tool", python, run.next_port, log, PAIR / "target", run.release, args, env)
         self.before = _sums(self.venv)
         self.alive = False  # whether there is a server that commands can be tried on
 

@@ -17,6 +17,7 @@ from scripts.gpu.exact import PROMPT, two_sample
 from scripts.gpu.fleet import PAIR, Run, tree
 from scripts.gpu.greedy import differences
 from scripts.gpu.mla import NEAR_TIE
+from scripts.gpu.releases import verify_steps
 from scripts.gpu.server import GpuServer, generate
 
 SERVERS = ("plain", "tree")  # on one GPU
@@ -99,7 +100,7 @@ def _paths(run: Run, port: int, folder: Path, asked: list[list[int]], steps: int
         for _ in range(4):
             params = rng.choice(SAMPLING) | {"max_new_tokens": rng.randrange(8, run.count(160, 24)), "ignore_eos": True}
             batch = [rng.choice(asked) for _ in range(rng.choice((1, 1, 3)) if width > 1 else 1)]
-            spent += sum(a["meta_info"]["spec_verify_ct"] for a in generate(port, batch, params))
+            spent += sum(verify_steps(a["meta_info"]) for a in generate(port, batch, params))
         return spent
 
     requests_steps, widths = 0, []
