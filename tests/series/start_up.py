@@ -25,6 +25,19 @@ def resolved(arguments: list[str]) -> dict:
     return {name: getattr(resolving_view(args), name) for name in NUMBERS}
 
 
+def missing_in_plugins() -> list[str]:
+    """What SGLang asks of any algorithm by `is_...` and an algorithm that a plugin registers does not have."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    try:
+        from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+    except ImportError:  # 0.5.11 takes no algorithms from plugins
+        return []
+    asked = [name for name in vars(SpeculativeAlgorithm) if name.startswith("is_")]
+    return [name for name in asked if not hasattr(CustomSpecAlgo, name)]
+
+
 if __name__ == "__main__":
     cases = json.loads(sys.argv[1])
-    sys.stdout.write(json.dumps({name: resolved(arguments) for name, arguments in cases.items()}) + "\n")
+    answers = {name: resolved(arguments) for name, arguments in cases.items()}
+    sys.stdout.write(json.dumps(answers | {"missing in plugins": missing_in_plugins()}) + "\n")

@@ -75,3 +75,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(start_up):
         text = answers[name].get("refused", "")
         assert re.search(sentence, text), f"{name}: {text!r}"
         assert "\n" not in text and ("DDTREE" in text or "--speculative-ddtree" in text)
+
+
+def test_an_algorithm_of_a_plugin_answers_all_that_is_asked(start_up):
+    answers, _ = start_up
+    assert answers["missing in plugins"] == []

@@ -1,4 +1,4 @@
-"""Run by the target venv's Python (see ../test_inside_v2.py): the patched SGLang of family v2 is imported, no server."""
+"""Run by the target venv's Python (see ../test_inside_v2.py): family v2 is imported, no server."""
 
 import pytest
 import torch

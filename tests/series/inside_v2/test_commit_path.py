@@ -72,7 +72,7 @@ def test_kernel_and_torch_agree_on_every_element():
 
 
 def test_no_target_of_a_move_is_the_source_of_an_earlier_one():
-    """Sources lie at or behind their targets, in order: a copy that goes from front to back never reads what it wrote."""
+    """Sources lie at or behind their targets: a copy from front to back never reads what it wrote."""
     for _ in range(20):
         tree, decision, node_slots, slots = make_step(4, 8, 20)
         slots = node_slots[:, :8].contiguous()

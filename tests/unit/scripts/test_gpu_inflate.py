@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.gpu.inflate_pair import Inflation, Shape, read_tensors
 from scripts.rig.server import MODELS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 LARGER = Shape(hidden=512, layers=8, draft_layers=3, heads=12, kv_heads=3, ffn=1280, vocab=1000)
 # Run where torch is. Prints the largest difference between logits of the tiny vocabulary, of target and of draft, the
 # least margin of those over all others, and the standard deviation of the tiny target's logits.
