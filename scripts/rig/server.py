@@ -3,6 +3,8 @@
 import http.client
 import json
 import os
+import random
+import socket
 import subprocess
 import threading
 import time
@@ -12,7 +14,6 @@ from pathlib import Path
 from scripts.rig.problem import RigProblem
 from scripts.rig.processes import end_group
 from scripts.rig.releases import DEFAULT, Release
-from scripts.rig.sshd import free_port
 
 MODELS = Path(__file__).parents[2] / "tests/models/tiny-b8"
 
@@ -87,10 +88,24 @@ def command_line(
 
 
 def free_port_for_sglang() -> int:
-    """SGLang also takes the port 10,000 above, and refuses to start when there is none."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
+    """A port that is free, as is the one 10,000 above, which SGLang takes, too.
+
+    Both lie below those that the kernel hands out: SGLang binds half a minute after it was started, and by then
+    another program could have been given the port.
+    """
+    while True:
+        port = random.randrange(11_000, 22_000)
+        if _is_free(port) and _is_free(port + 10_000):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def token_ids(text: bytes) -> list[int]:
