@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,8 +89,9 @@ def _byte_characters() -> list[str]:
 class Server(CpuServer):
     """A CpuServer with more ways to ask."""
 
-    def __init__(self, venv: Path, log: Path, **settings):
-        with patch.dict(os.environ, STRICT):
+    def __init__(self, venv: Path, log: Path, *, environment: Mapping[str, str] | None = None, **settings):
+        """`environment`: more of it. For the rest see CpuServer."""
+        with patch.dict(os.environ, STRICT | (environment or {})):
             super().__init__(venv, log, **settings)
 
     def ask(self, body: dict, timeout: float = 300) -> tuple[int, object]:

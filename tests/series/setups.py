@@ -28,6 +28,13 @@ class Setup:
         return {"release": self.release, "overlap": self.overlap, "page_size": self.page_size}
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Of family v2: SGLang takes requests back by itself, since its admission seldom lets the pool run short."""
+        if self.release.family == "v1":
+            return {}
+        return {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}
+
+    @property
     def tree(self) -> list[str]:
         return ["--speculative-ddtree-budget", str(self.budget), "--speculative-ddtree-topk", str(self.topk)]
 

@@ -48,7 +48,15 @@ def dflash(setup, stock):
 def server(setup, reference, dflash, patched_venvs, pair, tmp_path_factory):
     log = tmp_path_factory.mktemp("serving") / "server.log"
     venv = patched_venvs(setup.release)
-    started = Server(venv, log, algorithm="DDTREE", models=pair, extra=[*setup.tree, *EXTRA], **setup.settings)
+    started = Server(
+        venv,
+        log,
+        algorithm="DDTREE",
+        models=pair,
+        extra=[*setup.tree, *EXTRA],
+        environment=setup.environment,
+        **setup.settings,
+    )
     with running(started):
         yield started
 
@@ -87,6 +95,16 @@ def test_a_prompt_that_is_in_the_radix_cache(server, setup, reference):
     assert third["output_ids"] == first["output_ids"][40:48]
 
 
+def test_a_second_turn_over_generated_text(server, setup, reference):
+    """KV that verify steps wrote, and in family v2 moved, is read again."""
+    for prompt, first in zip(PROMPTS, ids(reference.plain), strict=True):
+        server.greedy(prompt, 40)
+        body = {"input_ids": [*token_ids(prompt), *first[:40]], "sampling_params": GREEDY | {"max_new_tokens": 8}}
+        status, answer = server.ask(body)
+        assert status == 200 and answer["output_ids"] == first[40:48]
+        assert answer["meta_info"]["cached_tokens"] >= len(token_ids(prompt)) + 40 - 2 * setup.page_size
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 13])
 def test_max_new_tokens_is_exact(tokens, server, reference):
     for prompt, expected in zip(PROMPTS[:4], reference.plain, strict=False):
@@ -102,14 +120,10 @@ def test_stops_end_of_text_and_bias(server, reference):
 
 def test_more_than_fits_is_taken_back_and_finished_later(server, reference):
     sampling = {"temperature": 0, "max_new_tokens": LONG_TOKENS, "ignore_eos": True}
-    for _ in range(3):  # on a busy machine the requests may come too far apart to be in each other's way
-        answers = server.together(LONG_PROMPTS, [sampling] * len(LONG_PROMPTS), clients=16)
-        assert ids(answers) == reference.long
-        named = {"num_retractions", "total_retractions"} & answers[0]["meta_info"].keys()  # total_ until 0.5.12
-        assert named
-        if any(answer["meta_info"][name] for answer in answers for name in named):
-            return
-    pytest.skip("in three rounds no request was taken back: this machine is too busy")
+    answers = server.together(LONG_PROMPTS, [sampling] * len(LONG_PROMPTS), clients=16)
+    assert ids(answers) == reference.long
+    named = {"num_retractions", "total_retractions"} & answers[0]["meta_info"].keys()  # total_ until 0.5.12
+    assert sum(answer["meta_info"][name] for answer in answers for name in named) > 0
 
 
 # ---- sampled -----------------------------------------------------------------------------------------------
