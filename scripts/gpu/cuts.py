@@ -8,11 +8,11 @@ that samples of two servers differ although each is exact. Three things are show
 * float16, whose steps are an eighth as large: the same cell, and others.
 """
 
-from scripts.gpu.exact import CELLS, cell
+from scripts.gpu.exact import cell
 from scripts.gpu.fleet import Run
+from scripts.gpu.sampled import CELLS, CLEAR
 
 SERVERS = ("plain", "plain-narrow", "tree", "tree-follow", "plain16", "plain-narrow16", "tree16", "tree-follow16")
-CLEAR = {"min_p": 0.15}  # at T 0.6: `python3 -m scripts.gpu.rounding`
 T = 0.6
 
 

@@ -11,20 +11,12 @@ import numpy as np
 from scipy import stats
 
 from scripts.gpu import decided
-from scripts.gpu.asking import on_all, sample_many, tokens_of
+from scripts.gpu.asking import on_all, sample_many
 from scripts.gpu.fleet import PAIR, Run
 from scripts.gpu.fleet import SERVERS as CATALOGUE
+from scripts.gpu.sampled import CELLS, PROMPT, TOKENS
 
 SERVERS = ("plain", "tree", "tree-follow", "dflash", "tree-loose")
-PROMPT = tokens_of(b"import os\nimport ")  # many continuations: power against small biases
-TOKENS = 3
-CELLS = {
-    "plain": {},
-    "top_p 0.9": {"top_p": 0.9},
-    "top_k 20": {"top_k": 20},
-    "min_p 0.05": {"min_p": 0.05},
-    "top_k 20, top_p 0.9": {"top_k": 20, "top_p": 0.9},
-}
 
 
 def run(run: Run) -> dict:

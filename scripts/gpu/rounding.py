@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from scripts.gpu.fleet import PAIR
 from scripts.gpu.pair_model import Stack, causal_logits
+from scripts.gpu.sampled import CELLS, CLEAR, PROMPT, TOKENS
 
 STEPS = 2  # of bfloat16, between two computations of the same logit
 LEAST_WEIGHT = 2.5e-4  # of a beginning that is followed: fewer than five of 20,000 samples come so far
@@ -84,13 +86,10 @@ def _cut(logits: torch.Tensor, temperature: float, params: dict) -> tuple[dict[i
 
 
 def main() -> None:
-    from scripts.gpu import cuts, exact
-    from scripts.gpu.fleet import PAIR
-
-    rows = rows_after(Stack(PAIR / "target", "model.", "cpu"), exact.PROMPT)
+    rows = rows_after(Stack(PAIR / "target", "model.", "cpu"), PROMPT)
     for temperature in (0.6, 1.0):
-        for cell, params in (exact.CELLS | {"min_p 0.15": cuts.CLEAR}).items():
-            found = undecided(rows, temperature, params, exact.TOKENS)
+        for cell, params in (CELLS | {"min_p 0.15": CLEAR}).items():
+            found = undecided(rows, temperature, params, TOKENS)
             total = sum(one.share for one in found)
             most = [
                 (bytes(i - 4 for i in (*one.before, one.token)), f"{one.share:.5f}", f"{one.above:+.4f}")

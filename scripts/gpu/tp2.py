@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scripts.gpu.asking import ask, on_all, prompts, sample_many
-from scripts.gpu.exact import PROMPT, two_sample
+from scripts.gpu.exact import two_sample
 from scripts.gpu.fleet import PAIR, Run, tree
 from scripts.gpu.greedy import differences
 from scripts.gpu.mla import NEAR_TIE
 from scripts.gpu.releases import verify_steps
+from scripts.gpu.sampled import PROMPT
 from scripts.gpu.server import GpuServer, generate
 
 SERVERS = ("plain", "tree")  # on one GPU
