@@ -1,113 +1,122 @@
-"""Write docs/gpu-results.md and its plots from the newest JSON file of each experiment in docs/gpu."""
+"""Write docs/gpu-results.md, a page for each experiment in docs/gpu, and the plots, from the JSON files there."""
 
-from scripts.gpu.report import cost, kernels, others, sampling, speed
-from scripts.gpu.report.documents import DOCS, Section, by_experiment, table, verdict
+from collections import Counter
+from pathlib import Path
+from string import Template
 
-# What is said of an experiment of which there is no document.
-NOT_RUN = {
-    "op": "the op against the reference walk",
-    "greedy": "greedy texts over 100 prompts and batches of 1, 4 and 16",
-    "exact": "sampled distributions against plain decoding",
-    "cuts": "sampling at cuts that rounding decides: float16 servers, plain decoding with itself",
-    "texts": "whole 32-token texts",
-    "sweep": "acceptance on servers, the chain among them",
-    "acceptance": "acceptance over the whole grid of budgets and candidates",
-    "cost": "the cost of a step on an 8B shape",
-    "renorm": "where the release's top-p does not end",
-    "tree-kernels": "tree and draft candidates alone",
-    "target-probs": "the target distribution alone",
-    "tp2": "tensor parallel 2",
-    "mla": "an MLA + MoE target",
-    "long": "long runs with requests joining and leaving, up to the context limit",
-    "tool": "the whole tool (apply, restart, smoke suite, revert) on a GPU host",
-    "refusals": "unsupported combinations on a GPU host",
-}
+from scripts.gpu.report import cost, kernels, others, releases, sampling, speed
+from scripts.gpu.report.documents import DOCS, Section, by_experiment, measured_on, table, verdict
+from scripts.gpu.report.pages import PAGES
+
+RESULTS = Path(__file__).with_name("results.md")  # the page as it is written by hand, with $names for figures
+EXACT = ("greedy", "exact", "texts", "cuts", "op", "sweep", "tp2", "mla")
+TIMES = ("acceptance", "cost", "tree-kernels", "target-probs", "renorm")
+SERVED = ("long", "refusals", "tool")
 
 
-def sections(documents: dict[str, list[dict]]) -> list[Section]:
-    """Of the newest document of each experiment, as `by_experiment` gives them; exact sampling and the cost of a step
-    from all."""
+def sections(documents: dict[str, list[dict]]) -> dict[str, Section]:
+    """{experiment: its section}, from documents as `by_experiment` gives them.
+
+    Most read the newest document of an experiment; exact sampling and the cost of a step read all.
+    """
     found = {name: of_one[0] for name, of_one in documents.items()}
-    made = []
-
-    def add(section: Section, *names: str) -> None:
-        section.remarks += [remark for name in names for remark in found.get(name, {}).get("remarks", [])]
-        made.append(section)
-
-    for name, write in (
-        ("op", sampling.op),
-        ("greedy", sampling.greedy),
-        ("exact", lambda newest: sampling.exact(newest, *documents["exact"][1:])),
-        ("texts", sampling.texts),
-        ("cuts", sampling.cuts),
-        ("sweep", speed.chain),
-    ):
+    write = {
+        "op": sampling.op,
+        "greedy": sampling.greedy,
+        "exact": lambda newest: sampling.exact(newest, *documents["exact"][1:]),
+        "texts": sampling.texts,
+        "cuts": sampling.cuts,
+        "sweep": speed.chain,
+        "acceptance": lambda grid: speed.acceptance(grid, found.get("sweep")),
+        "cost": lambda newest: cost.cost(newest, *documents["cost"][1:]),
+        "tree-kernels": kernels.tree,
+        "target-probs": kernels.target_probs,
+        "renorm": cost.renorm,
+    } | {name: lambda document, name=name: others.section(name, document) for name in others.STEPS}
+    made = {}
+    for name in PAGES:
         if name in found:
-            add(write(found[name]), name)
-    if "acceptance" in found or "sweep" in found:
-        add(speed.acceptance(found.get("acceptance"), found.get("sweep")), "acceptance")
-    if "cost" in found:
-        add(cost.cost(*documents["cost"]), "cost")
-    for name, write in (
-        ("tree-kernels", kernels.tree),
-        ("target-probs", kernels.target_probs),
-        ("renorm", cost.renorm),
-    ):
-        if name in found:
-            add(write(found[name]), name)
-    for name in others.TITLES:
-        if name in found:
-            add(others.section(name, found[name]), name)
+            section = made[name] = write[name](found[name])
+            section.remarks += found[name].get("remarks", [])
+            section.files += [document["file"] for document in documents[name]]
+    if "acceptance" in made and "sweep" in found:
+        made["acceptance"].files.append(found["sweep"]["file"])
     return made
 
 
-def _summary(section: Section) -> tuple[str, str]:
-    """(title, how many of its checks passed) of a section; why not all is said in its remarks."""
-    passed = sum(row[4] for row in section.rows)
-    said = "passed" if passed == len(section.rows) else f"{passed} of {len(section.rows)} checks"
-    if not section.rows:
-        said = "figures, without a check"
-    if section.missing:
-        said += ", incomplete"
-    return section.title, said
+def page(section: Section, earlier: list[dict]) -> str:
+    """The raw page of an experiment. earlier: documents before the newest, whose remarks it has too."""
+    files = ", ".join(f"[{name}]({name})" for name in section.files)
+    question = PAGES[section.name].question
+    lines = [f"# {section.title}", "", f"{question} {section.found[:1].upper()}{section.found[1:]}.", ""]
+    lines += [f"Written by `python3 -m scripts.gpu.report` from {files}. [All results](../gpu-results.md).", ""]
+    if section.rows:
+        lines += ["## Checks", ""]
+        rows = [(*row[:4], verdict(row[4])) for row in section.rows]
+        lines += table(("what", "n", "threshold", "found", ""), rows)
+    if section.remarks:
+        lines += ["## Remarks", "", *(f"- {remark}" for remark in section.remarks), ""]
+    lines += ["## Figures", "", *section.lines]
+    for document in earlier:
+        if document.get("remarks"):
+            lines += ["", f"## Remarks on the run of {document['date']}", ""]
+            lines += [f"- {remark}" for remark in document["remarks"]]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _about_speed(made: list[Section]) -> list[str]:
-    """What the figures do not say of speed."""
-    apart = [row[4] for section in made for row in section.rows if row[0].startswith(cost.UNDISTURBED)]
-    lines = ["Acceptance (section 5) counts tokens a step: it is not speed, which the time of a step decides as well."]
-    noisy = "Whole-step times (section 6) are not yet measured on a host that is quiet enough to judge them."
-    return lines if apart and all(apart) else [*lines, noisy]
+def _answers(made: dict[str, Section], names: tuple[str, ...]) -> str:
+    rows = []
+    for name in names:
+        if name in made:
+            section = made[name]
+            passed = len(section.rows) - len(section.failed)
+            checks = f"{passed} of {len(section.rows)}" if section.rows else "-"
+            rows.append((f"[{PAGES[name].question}](gpu/{name}.md)", section.found, checks))
+    return "\n".join(table(("question", "found", "checks passed"), rows)).rstrip()
+
+
+def _failed(made: dict[str, Section]) -> str:
+    rows = [(section.name, *row) for section in made.values() for row in section.failed]
+    return "\n".join(
+        f"- [{name}](gpu/{name}.md): {what}: {found} (limit: {limit})." for name, what, _, limit, found, _ in rows
+    )
+
+
+def _not_run(made: dict[str, Section]) -> str:
+    missing = [f"{page.title}: the whole experiment" for name, page in PAGES.items() if name not in made]
+    missing += [what for section in made.values() for what in section.missing]
+    return "".join(f"- {what}\n" for what in missing)
+
+
+def _host(documents: dict[str, list[dict]]) -> str:
+    """Host and versions of most runs, without the command."""
+    said = [measured_on(document).partition(", ")[2].partition(" `")[0] for of in documents.values() for document in of]
+    return Counter(said).most_common(1)[0][0]
 
 
 def main() -> None:
     documents = by_experiment()
     made = sections(documents)
-    missing = [what for name, what in NOT_RUN.items() if name not in documents]
-    missing += [what for section in made for what in section.missing]
-    lines = [
-        "# Measured on a GPU",
-        "",
-        "Written by `python3 -m scripts.gpu.report` from the newest JSON file of each experiment in `docs/gpu`; they "
-        "hold "
-        "date, versions, command and all figures. `scripts/gpu/README.md` says how to run them.",
-        "",
-        *_about_speed(made),
-        "",
-    ]
-    lines += table(("", "verdict"), [_summary(section) for section in made])
-    remarks = [f"- **{section.title}**: {remark}" for section in made for remark in section.remarks]
-    lines += ["## Remarks", "", "What disturbed a run, and why something failed.", "", *remarks, ""] if remarks else []
-    lines += ["## Every check", ""]
-    rows = [(*row[:4], verdict(row[4])) for section in made for row in section.rows]
-    lines += table(("what", "n", "threshold", "found", ""), rows)
-    lines += ["## Not run", "", *(f"- {what}" for what in dict.fromkeys(missing)), ""] if missing else []
-    for section in made:
-        lines += [f"## {section.title}", "", *(["See [Remarks](#remarks).", ""] if section.remarks else [])]
-        lines += section.lines
-        if lines[-1]:
-            lines.append("")
-    (DOCS / "gpu-results.md").write_text("\n".join(lines).rstrip() + "\n")
+    for name, section in made.items():
+        (DOCS / "gpu" / f"{name}.md").write_text(page(section, documents[name][1:]))
+    dates = sorted(document["date"][:10] for of_one in documents.values() for document in of_one)
+    tokens = releases.newest("tokens")
+    text = Template(RESULTS.read_text()).substitute(
+        tokens="\n".join(releases.medians(tokens)).rstrip(),
+        tokens_release=tokens["release"],
+        tokens_measured=releases.measured(tokens),
+        exact=_answers(made, EXACT),
+        times=_answers(made, TIMES),
+        served=_answers(made, SERVED),
+        failed=_failed(made),
+        not_run=_not_run(made),
+        host=_host(documents),
+        first=dates[0],
+        last=dates[-1],
+        spread=f"{releases.spread(tokens):.0%}",
+        **releases.ratios(tokens),
+    )
+    (DOCS / "gpu-results.md").write_text(text)
 
 
 if __name__ == "__main__":

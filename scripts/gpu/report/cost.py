@@ -14,24 +14,19 @@ ALONE, COMBINED = 1.03, 1.05  # a sampled step over the greedy step: T alone, an
 def cost(document: dict, *earlier: dict) -> Section:
     """`earlier`: runs before this one, whose ratios are shown beside it, since hosts differ."""
     result = document["result"]
-    section = Section("6. The cost of a step", [measured_on(document), ""])
     shape, draft = result["shape"], result["draft"]
-    section.lines += [
+    section = opened(
+        "cost",
+        document,
         f"Target: {shape['num_hidden_layers']} layers, hidden {shape['hidden_size']}, vocabulary "
-        f"{shape['vocab_size']:,}; draft: "
-        f"{draft['num_hidden_layers']} layers, block {draft['block_size']}; dummy weights in bfloat16; DDTREE with "
-        "budget "
-        f"{result['budget']}, topk {result['topk']}. Whole steps, from the start of one to the start of the next, "
-        "scheduler "
-        "included, without timers inside; medians. In brackets: over the same server's greedy step, the median over "
-        "rounds that take turns, ± its standard error. "
-        "With dummy weights the target's rows are nearly flat, the hardest case for top-p; in the peaked modes 60 "
-        "tokens "
-        "are biased, as the rows of trained models are.",
-        "",
-        "![time of a step](gpu/cost.svg)",
-        "",
-    ]
+        f"{shape['vocab_size']:,}. Draft: {draft['num_hidden_layers']} layers, block {draft['block_size']}. Dummy "
+        f"weights in bfloat16; DDTREE with budget {result['budget']}, topk {result['topk']}. Times are medians of "
+        "whole steps, from the start of one to the start of the next, with the scheduler and without timers inside. In "
+        "brackets: the ratio to the same server's greedy step, the median over rounds that take turns, ± its standard "
+        "error. With dummy weights the target's rows are nearly flat, the hardest case for top-p; the peaked modes "
+        "bias 60 tokens, so that rows look like a trained model's.",
+    )
+    section.lines += ["![time of a step](cost.svg)", ""]
     servers = [name for name in ("ddtree", "dflash", "dflash-stock") if "steps" in result.get(name, {})]
     section.missing += [
         f"cost of a step: {name}" for name in ("ddtree", "dflash", "dflash-stock") if name not in servers
@@ -101,8 +96,15 @@ def cost(document: dict, *earlier: dict) -> Section:
     _hanging(section, result.get("flat top_k top_p", {}))
     _parts(section, result, servers)
     _first_use(section, result, servers)
+    section.found = _headline(steps.get("ddtree", {}))
     section.lines += [f"- failed: {line}" for line in failed_steps(result)]
     return section
+
+
+def _headline(steps: dict) -> str:
+    """What sampling adds to the tree's greedy step, whole steps, over all modes and batch sizes."""
+    added = [_over_greedy(steps, batch, mode)[0] - 1 for batch, mode in steps if mode.startswith("T=1")]
+    return f"{min(added):.1%} to {max(added):.1%} of a greedy step of the tree" if added else ""
 
 
 def _kernels_time(section: Section, result: dict) -> None:
@@ -135,8 +137,8 @@ def _hanging(section: Section, served: dict) -> None:
     if "stopped" in served:
         section.lines += [
             f"Stock DFLASH answered {' and '.join(map(str, served['answered'])) or 'no'} requests with top_k and top_p "
-            f"over flat rows, but not {served['stopped']}: no answer in {served['seconds']:.0f} s. Its scheduler was "
-            "at:",
+            f"over flat rows, but not {served['stopped']}: no answer in {served['seconds']:.0f} s. Its scheduler "
+            "stood at:",
             "",
             *("    " + line for line in served["where"] if line.startswith("File")),
             "",
@@ -148,8 +150,8 @@ def _hanging(section: Section, served: dict) -> None:
 def renorm(document: dict) -> Section:
     result = document["result"]
     stopped = result["did not end"]
-    return opened(
-        "6c. Where the release's top-p does not end",
+    section = opened(
+        "renorm",
         document,
         f"`top_p_renorm_prob` of the release, alone, on {result['rows']} rows of {result['columns']} probabilities "
         f"with top_p {result['top_p']}, as top-k leaves them of normal logits with a given standard deviation, rounded "
@@ -157,6 +159,9 @@ def renorm(document: dict) -> Section:
         + ("." if stopped is None else f"; at {stopped:g} it did not, in the {result['seconds']:.0f} s of its process.")
         + " Stock DFLASH calls it for requests with both top_k and top_p; the patched release does not.",
     )
+    if stopped is not None:
+        section.found = f"its kernel does not end on rows with a spread of {stopped:g}"
+    return section
 
 
 def _ratios(result: dict) -> list[str]:
@@ -190,10 +195,9 @@ def _over_greedy(steps: dict, batch: int, mode: str) -> tuple[float, float]:
 def _parts(section: Section, result: dict, servers: list[str]) -> None:
     section.lines += [
         "Parts of a step, medians in milliseconds: on the GPU from the first kernel to the last, waiting for the host "
-        "included (CUDA events), and in brackets the host's own time. Taken apart from the whole steps above, since "
-        "the "
-        "events cost some microseconds. Parts lie inside each other: `draft candidates` holds `draft head` and `draft "
-        "top-k`; `slots and mask` holds `slots` and `mask`; `decide` holds `target probabilities` and `walk`.",
+        "included (CUDA events), and in brackets the host's own time. These are other steps than those above, since "
+        "the events cost some microseconds. Parts nest: `draft candidates` holds `draft head` and `draft top-k`; "
+        "`slots and mask` holds `slots` and `mask`; `decide` holds `target probabilities` and `walk`.",
         "",
     ]
     for name in servers:

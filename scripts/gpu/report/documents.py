@@ -5,26 +5,47 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.gpu.report.pages import PAGES
+
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @dataclass
 class Section:
-    """What one experiment has to say. `rows`: (what, n, threshold, found, passed) of the table at the top;
-    `missing`: what of it was not run; `remarks`: of the document, written by hand where it was committed: what
-    disturbed the run, and why something failed."""
+    """What one experiment has to say: a page of its own, and a line in docs/gpu-results.md.
 
-    title: str
+    Attributes:
+        name: of the experiment, in PAGES; the page is docs/gpu/NAME.md.
+        found: the result in one line.
+        lines: the figures, as Markdown.
+        rows: (what, n, threshold, found, passed) of each check.
+        missing: what of the experiment was not run.
+        remarks: written by hand into the JSON files: what disturbed the run, and why something failed.
+        files: the JSON files that the page is made from.
+    """
+
+    name: str
+    found: str = ""
     lines: list[str] = field(default_factory=list)
     rows: list[tuple[str, str, str, str, bool]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return PAGES[self.name].title
+
+    @property
+    def failed(self) -> list[tuple[str, str, str, str, bool]]:
+        return [row for row in self.rows if not row[4]]
 
 
 def by_experiment(folder: Path = DOCS / "gpu") -> dict[str, list[dict]]:
-    """{experiment: its documents, the newest first}; rehearsals are no measurements."""
+    """{experiment: its documents, the newest first, with the file's name as "file"}, without rehearsals."""
     found: dict[str, list[dict]] = {}
-    for document in (json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))):
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text()) | {"file": path.name}
         if not document.get("rehearsal"):
             found.setdefault(document["experiment"], []).append(document)
     for documents in found.values():
@@ -33,6 +54,7 @@ def by_experiment(folder: Path = DOCS / "gpu") -> dict[str, list[dict]]:
 
 
 def measured_on(document: dict) -> str:
+    """Date, GPUs, versions and command of one run, as a sentence."""
     host, versions = document["host"], document["host"]["versions"]
     where = ", ".join(sorted(set(host["gpus"]))) or f"CPU, {host['cores']} cores"
     count = f"{len(host['gpus'])} x " if len(host["gpus"]) > 1 else ""
@@ -40,9 +62,9 @@ def measured_on(document: dict) -> str:
     return f"{document['date'][:10]}, {count}{where}, Python {host['python']}, {of}. `{document['command']}`"
 
 
-def opened(title: str, document: dict, said: str) -> Section:
-    """A section that begins with where it was measured and what was."""
-    return Section(title, [measured_on(document), "", said, ""])
+def opened(name: str, document: dict, said: str) -> Section:
+    """A section that begins with what was measured, and where."""
+    return Section(name, lines=[said, "", measured_on(document), ""])
 
 
 def rows_of(document: dict) -> list[dict]:

@@ -9,7 +9,7 @@ def tree(document: dict) -> Section:
     """Build and compile, and the draft's top-k, which is reported apart."""
     result = document["result"]
     section = opened(
-        "6a. Tree and draft candidates alone",
+        "tree-kernels",
         document,
         f"GPU microseconds, depth {result['depth']}, topk {result['topk']}, budget {result['budget']}, vocabulary "
         f"{result['vocabulary']:,}, prefixes of {result['prefix']:,} tokens: the kernels, and the torch operations "
@@ -27,6 +27,7 @@ def tree(document: dict) -> Section:
             worst <= _TREE_GOAL,
         )
     )
+    section.found = f"build, compile and mask of a batch up to {sizes[-1]}: at most {worst:.0f} us"
     section.lines += table(
         ("batch", "tree + mask, torch", "kernels", "ratio", "top-k, torch", "torch.topk", "kernels", "ratio"),
         [
@@ -47,12 +48,14 @@ def target_probs(document: dict) -> Section:
     """The target distribution, beside the torch operations and a plain argmax."""
     result = document["result"]
     section = opened(
-        "6b. The target distribution alone",
+        "target-probs",
         document,
         f"GPU microseconds for {result['nodes']} rows a request, vocabulary {result['vocab']:,}, median of "
         f"{result['runs']} runs of {result['calls_a_run']} calls. `flat` and `peaked` logits are rounded as a "
         "model's, `smooth` ones are not; a flat nucleus of most of the vocabulary is the worst case.",
     )
+    least, most = (f(row["kernel"]["gpu"] for row in result["rows"]) for f in (min, max))
+    section.found = f"{least:.0f} to {most:,.0f} us, batches 1 to {max(row['bs'] for row in result['rows'])}"
     section.lines += table(
         ("batch", "logits", "setting", "argmax", "kernel", "above argmax", "torch", "torch / kernel"),
         [

@@ -1,13 +1,13 @@
 """Sections whose experiments give rows that carry their own verdict: `passed` in a row, or in a step."""
 
-from scripts.gpu.report.documents import Section, failed_steps, measured_on, table, verdict
+from scripts.gpu.report.documents import Section, failed_steps, opened, table, verdict
 
-TITLES = {
-    "tp2": ("7. Tensor parallel 2", "both ranks of a server commit the same path at every step; texts as on one GPU"),
-    "mla": ("8. A Kimi-shaped target", "MLA + MoE of the DeepSeek-V3 / Kimi K2 family, tiny and random, with a draft"),
-    "long": ("9. Long and mixed", "clients of all kinds, batches of every graph size, and what is left afterwards"),
-    "tool": ("10. The tool itself", "apply, verify, smoke test and revert on an environment and a server of its own"),
-    "refusals": ("Bad input", "what cannot be served is refused in one sentence, and nobody beside it notices"),
+WHAT = {
+    "tp2": "A model on two GPUs, beside the same on one: paths of every step on both ranks, and texts.",
+    "mla": "MLA + MoE of the DeepSeek-V3 / Kimi K2 family, tiny and random, with a draft.",
+    "long": "Clients of all kinds, batches of every graph size, and what is left afterwards.",
+    "tool": "Every command on an environment and a server of its own.",
+    "refusals": "Requests and start-up arguments that a tree cannot serve, and what the server says.",
 }
 
 # Steps without which an experiment is not complete.
@@ -24,10 +24,9 @@ LEFT_OUT = ("output",)
 
 
 def section(name: str, document: dict) -> Section:
-    title, what = TITLES[name]
     result = document["result"]
-    found = Section(title, [f"{what[0].upper()}{what[1:]}. {measured_on(document)}", ""])
-    thresholds = result.get("thresholds", {})
+    found = opened(name, document, WHAT[name])
+    thresholds, cases = result.get("thresholds", {}), []
     if thresholds:
         found.lines += ["Thresholds: " + "; ".join(f"{k}: {v}" for k, v in thresholds.items()) + ".", ""]
     for step, value in result.items():
@@ -62,6 +61,11 @@ def section(name: str, document: dict) -> Section:
             count, samples = sum(judged), sorted({row["n"] for row in rows if "n" in row})
             n = f"{len(judged)} cases" + (f" of {samples[0]:,}" if samples else "")
             found.rows.append((f"{name}: {step}", n, "every case", f"{count} of {len(judged)}", count == len(judged)))
+            cases += judged
+    if cases:
+        found.found = f"{sum(cases)} of {len(cases)} cases"
+    else:
+        found.found = ", ".join(f"{row[0].partition(': ')[2]} {row[3]}" for row in found.rows)
     found.missing += [f"{name}: {step}" for step in STEPS[name] if step not in result]
     problems = failed_steps(result)
     found.lines += [f"- failed: {line}" for line in problems]

@@ -10,6 +10,7 @@ from scripts.gpu.report.documents import table
 
 FOLDER = ROOT / "docs/gpu/releases"
 PAGE = ROOT / "docs/gpu-releases.md"
+SERVERS = ("plain", "dflash", "tree 15", "tree 32")
 GOAL = 1.25  # tree over stock DFLASH, tokens per second, batch 1 and 4
 HEAD = """# Releases after 0.5.11, measured on a GPU
 
@@ -26,6 +27,47 @@ medians of {rounds} rounds, least and most in brackets. All on triton attention.
 
 def load() -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def newest(experiment: str) -> dict:
+    """The newest document of an experiment, of whatever release."""
+    return max((one for one in load() if one["experiment"] == experiment), key=lambda one: one["date"])
+
+
+def medians(document: dict) -> list[str]:
+    """Tokens per second of a `tokens` document as a table: medians alone."""
+    rows = []
+    for batch, mode, by in _by_row(document):
+        best = max(by, key=lambda server: by[server]["per_second"])
+        cells = [f"{by[name]['per_second']:.0f}" for name in SERVERS]
+        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(SERVERS, cells, strict=True)]
+        rows.append((batch, mode, *cells, *(f"{by[name]['over_dflash']:.2f}" for name in ("tree 15", "tree 32"))))
+    head = ("batch", "sampling", "plain", "stock DFLASH", "DDTREE 15", "DDTREE 32", "15 / DFLASH", "32 / DFLASH")
+    return table(head, rows)
+
+
+def ratios(document: dict) -> dict[str, str]:
+    """{"ratio_BUDGET_BATCH": "least to most of tree over stock DFLASH"}, tokens per second, over the ways to sample."""
+    found: dict[str, list[float]] = {}
+    for batch, _, by in _by_row(document):
+        for server in ("tree 15", "tree 32"):
+            found.setdefault(f"ratio_{server.split()[1]}_{batch}", []).append(by[server]["over_dflash"])
+    return {name: f"{min(all_of):.2f} to {max(all_of):.2f}" for name, all_of in found.items()}
+
+
+def spread(document: dict) -> float:
+    """The largest distance between the rounds of one cell, as a share of its median."""
+    rows = document["result"]["summary"]
+    return max((row["most"] - row["least"]) / row["per_second"] for row in rows if row["server"] in SERVERS)
+
+
+def _by_row(document: dict) -> list[tuple[int, str, dict]]:
+    """[(batch, way to sample, {server: its figures})], in the order in which they were measured."""
+    rows = document["result"]["summary"]
+    by: dict[tuple[int, str], dict] = {}
+    for row in rows:
+        by.setdefault((row["batch"], row["mode"]), {})[row["server"]] = row
+    return [(batch, mode, of_row) for (batch, mode), of_row in by.items()]
 
 
 def measured(document: dict) -> str:

@@ -5,7 +5,7 @@ import statistics
 
 from scipy import stats
 
-from scripts.gpu.report.documents import Section, failed_steps, measured_on, rows_of, table, verdict
+from scripts.gpu.report.documents import Section, failed_steps, opened, rows_of, table, verdict
 
 LEAST_P = 0.001  # divided by the number of tests
 NEAR_TIE = 0.3  # nats: logits of 16 to 32 are multiples of 0.125 in bfloat16
@@ -16,18 +16,16 @@ def op(document: dict) -> Section:
     result = document["result"]
     covered = [line.removeprefix("covered: ") for line in result.get("covered", [])]
     trees = sum(int(re.match(r"\d+", line)[0]) for line in covered)
-    section = Section("1. The op is the reference walk", [measured_on(document), ""])
-    section.lines += [
-        "`tests/gpu`: `predicts`, `accept_index` and `accept_token_num` equal bit for bit what the walk gives that "
-        "`verify` ships; among the calls are coins of 0 and 1, children without mass and an S below the tree's depth, "
-        "where the walk stops at S nodes and the last token is drawn from the whole row. The traps behave as known: a "
-        "coin of 0 accepts a child without mass, dirty scratch is taken away from every token, a NaN row gives the "
-        "last "
-        "id of the vocabulary, a final coin of 1 the last token that has mass.",
-        "",
-        *(f"- {line}" for line in covered),
-        "",
-    ]
+    section = opened(
+        "op",
+        document,
+        "`tests/gpu` compares the op's `predicts`, `accept_index` and `accept_token_num` bit for bit with the "
+        "reference walk that `verify` ships. The calls include coins of 0 and 1, children without mass, and an S below "
+        "the tree's depth, where the walk stops at S nodes and draws the last token from the whole row. The known "
+        "traps are there too: a coin of 0 accepts a child without mass, dirty scratch is subtracted from every token, "
+        "a NaN row gives the last id of the vocabulary, and a final coin of 1 gives the last token that has mass.",
+    )
+    section.lines += [*(f"- {line}" for line in covered), ""]
     outcomes = re.findall(r"^(PASSED|FAILED|ERROR) tests/gpu/(\w+)\.py", result["output"], re.MULTILINE)
     for name, what, n in (
         ("test_kernel_op", "op = reference walk", f"{trees or 10_000:,} trees"),
@@ -45,20 +43,21 @@ def op(document: dict) -> Section:
                 good == len(of_file) > 0,
             )
         )
+    section.found = f"{trees or 10_000:,} trees equal, bit for bit"
     if not covered:
         section.missing.append("the op at N above 17 and vocabularies above 320")
     return section
 
 
 def greedy(document: dict) -> Section:
-    section = Section("2. Greedy texts are unchanged", [measured_on(document), ""])
-    section.lines += [
-        "Every server's texts at T = 0 against plain decoding's, CUDA graphs on. The yardstick is stock DFLASH against "
-        "plain decoding on the stock release: the shape of a batch alone flips near-ties in bfloat16, and plain "
-        "decoding differs from itself between batches. Margin: of the two best tokens that plain decoding sees where "
-        "two texts part, the difference of log-probabilities.",
-        "",
-    ]
+    section = opened(
+        "greedy",
+        document,
+        "Every server's texts at T 0 against plain decoding's, with CUDA graphs. The yardstick is stock DFLASH against "
+        "plain decoding on the stock release: the shape of a batch alone flips near-ties in bfloat16, so plain "
+        "decoding differs from itself between batches. The margin is the difference, in nats, between the two best "
+        "tokens that plain decoding sees where two texts part.",
+    )
     rows = rows_of(document)
     shown = []
     for row in rows:
@@ -94,24 +93,39 @@ def greedy(document: dict) -> Section:
                     passed,
                 )
             )
+    of_tree, of_stock = (
+        [r for (s, a, _), r in by.items() if (s, a) == (name, "plain")] for name in ("tree", "dflash-stock")
+    )
+    largest = max((parted["margin"] for row in of_tree for parted in row["parted"]), default=0.0)
+    section.found = (
+        f"of {of_tree[0]['prompts']} texts {_span(of_tree)} part from plain decoding's (of stock DFLASH's "
+        f"{_span(of_stock)}), at near-ties: margin <= {largest:.3f} nats"
+    )
     section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
     return section
 
 
+def _span(rows: list[dict]) -> str:
+    counts = [row["differing"] for row in rows]
+    return f"{min(counts)} to {max(counts)}"
+
+
 def exact(document: dict, *earlier: dict) -> Section:
     """`earlier`: runs before this one. What this one lacks is taken from the newest that has it."""
-    section = Section("3a. Sampling is exact: the first three tokens", [measured_on(document), ""])
+    section = opened(
+        "exact",
+        document,
+        "The trained pair of `tests/models`, with CUDA graphs, triton attention and the pytorch sampling backend. The "
+        "first three tokens after a prompt, each server against plain decoding on the stock release: a two-sample "
+        "chi-square over the texts, rare ones pooled. `tree` decides by the op, `tree-follow` by sample-and-follow. "
+        "`tree-loose` runs with `--speculative-accept-threshold-acc 0.5`, which biases it, and must be rejected.",
+    )
     section.lines += [
-        "The trained pair of `tests/models`, CUDA graphs, triton attention, pytorch sampling backend. First three "
-        "tokens after a prompt, each server against plain decoding on the stock release, two-sample chi-square over "
-        "the texts (rare ones pooled). `tree` decides by the op, `tree-follow` by sample-and-follow; `tree-loose` runs "
-        "with `--speculative-accept-threshold-acc 0.5` and must be rejected.",
-        "",
-        "A token within two steps of bfloat16 of a cut is kept in one run of plain decoding and dropped in the next, "
-        "as the shapes of its batches differ. Which tokens these are follows from the target's logits alone "
-        "(`scripts/gpu/rounding.py`, float32). In cells that have them, next tokens are compared given those before, "
-        "the doubtful ones and what follows them left out (`scripts/gpu/decided.py`), and that decides; whole texts "
-        "decide elsewhere.",
+        "Plain decoding keeps a token within two bfloat16 steps of a cut in one run and drops it in the next, because "
+        "the shapes of its batches differ. The target's logits alone say which tokens these are "
+        "(`scripts/gpu/rounding.py`, float32). Cells that have such tokens are decided by the next tokens given those "
+        "before, without the doubtful ones and what follows them (`scripts/gpu/decided.py`). Whole texts decide the "
+        "other cells.",
         "",
     ]
     runs = [document, *earlier]
@@ -159,7 +173,9 @@ def exact(document: dict, *earlier: dict) -> Section:
             passed_all and bool(tests),
         )
     )
+    section.found = f"{tests} comparisons, least p {worst:.2g}, threshold {least:.1e}"
     if rejected is not None:
+        section.found += "; a biased sampler is " + ("rejected" if rejected else "NOT rejected")
         found = "rejected" if rejected else "not"
         section.rows.append(("the harness rejects threshold-acc 0.5", "", f"p <= {least:.1e}", found, rejected))
     have = {(float(row["T"]), row["cell"]) for row in rows.values() if row["server"] == "tree"}
@@ -184,18 +200,17 @@ def _whole_texts(runs: list[dict]) -> list[str]:
 
 
 def texts(document: dict) -> Section:
-    section = Section("3b. Sampling is exact: whole texts", [measured_on(document), ""])
     rows = rows_of(document)
     tested = [row for row in rows if row["server"] != MUST_BE_REJECTED]
     least = LEAST_P / max(3 * len(tested), 1)
-    section.lines += [
-        "Can anything tell a server's texts from plain decoding's? A classifier on byte n-grams (5-fold), the length "
-        "of the "
-        "first line (chi-square), the counts of all bigrams (exchanges of whole texts). `tree-loose` must be told by "
-        "at "
-        f"least one of them. Threshold: p > {least:.1e} (0.001, Bonferroni over the {3 * len(tested)} tests).",
-        "",
-    ]
+    section = opened(
+        "texts",
+        document,
+        "Can anything tell a server's texts from plain decoding's? Three tests try: a classifier on byte n-grams "
+        "(5-fold), the length of the first line (chi-square), and the counts of all bigrams (permutations of whole "
+        "texts). At least one of them must tell `tree-loose` apart. "
+        f"Threshold: p > {least:.1e} (0.001, Bonferroni over the {3 * len(tested)} tests).",
+    )
     shown = []
     for row in rows:
         ps = [row[test]["p"] for test in ("classifier", "first_line", "bigrams")]
@@ -223,6 +238,10 @@ def texts(document: dict) -> Section:
                 told if loose else passed,
             )
         )
+    worst = min(min(row[test]["p"] for test in ("classifier", "first_line", "bigrams")) for row in tested)
+    told = all(row[4] for row in section.rows if row[2] == "told apart")
+    section.found = f"{3 * len(tested)} tests, least p {worst:.2g}, threshold {least:.1e}; a biased sampler is "
+    section.found += "told apart" if told else "NOT told apart"
     section.missing += [f"whole texts at T = {t}" for t in (0.6, 1.0) if not any(row["T"] == t for row in rows)]
     section.lines += table(
         ("server", "T", "n x tokens", "accuracy", "p classifier", "p first line", "p bigrams", ""), shown
@@ -232,7 +251,6 @@ def texts(document: dict) -> Section:
 
 
 def cuts(document: dict) -> Section:
-    section = Section("3c. Cuts that rounding decides", [measured_on(document), ""])
     rows = [
         {"type": name.split(",")[0]} | row
         for name, found in document["result"].items()
@@ -241,13 +259,14 @@ def cuts(document: dict) -> Section:
     ]
     decided = [row for row in rows if row["type"] == "float16" or row["cell"] == "min_p 0.15"]
     least = LEAST_P / max(len(decided), 1)
-    section.lines += [
-        "T 0.6. Samples of servers in float16, and in bfloat16 at a cut that no token is near, must not differ: "
-        f"p > {least:.1e} (0.001, Bonferroni). In bfloat16 with min_p 0.05 the token `m` after `i` is within two "
-        "steps of the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. "
-        "Texts with the largest differences: counts on both sides.",
-        "",
-    ]
+    section = opened(
+        "cuts",
+        document,
+        "T 0.6. Samples must not differ in float16, nor in bfloat16 at a cut that no token is near: "
+        f"p > {least:.1e} (0.001, Bonferroni). In bfloat16 with min_p 0.05 the token `m` after `i` is within two steps "
+        "of the cut; plain decoding with at most 16 requests a batch against 64 shows what that alone does. The last "
+        "but one column has the texts that differ most, with their counts on both sides.",
+    )
     shown = []
     for row in rows:
         judged = row in decided
@@ -278,6 +297,10 @@ def cuts(document: dict) -> Section:
                     row["p"] > least,
                 )
             )
+    section.found = (
+        f"in float16, and in bfloat16 away from the cut, least p {min(row['p'] for row in decided):.2g}, "
+        f"threshold {least:.1e}"
+    )
     section.lines += table(("type", "cell", "server", "against", "n", "chi2", "p", "furthest apart", ""), shown)
     section.lines += [f"- failed: {line}" for line in failed_steps(document["result"])]
     return section

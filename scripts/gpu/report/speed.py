@@ -3,7 +3,7 @@
 import math
 
 from scripts.gpu.report import plots
-from scripts.gpu.report.documents import Section, measured_on, rows_of, table, verdict
+from scripts.gpu.report.documents import Section, measured_on, opened, rows_of, table, verdict
 
 GOAL = 1.25  # tree / chain at budget 32, at every temperature
 TEMPERATURES = (0.0, 0.6, 1.0)
@@ -17,13 +17,13 @@ def _points(sweep: dict) -> dict[tuple[str, float], dict]:
 
 def chain(sweep: dict) -> Section:
     points = _points(sweep)
-    section = Section("4. A chain is a chain", [measured_on(sweep), ""])
-    section.lines += [
+    section = opened(
+        "sweep",
+        sweep,
         "DDTREE with topk 1 and budget 7, the pair's block less one, against DFLASH on the same prompts: tokens per "
-        "verify "
-        "step, all steps pooled (± the standard error over prompts). Its greedy text is compared in section 2.",
-        "",
-    ]
+        "verify step, all steps pooled, ± the standard error over prompts. [Greedy texts](greedy.md) compares the "
+        "chain's text.",
+    )
     shown = []
     for t in TEMPERATURES:
         if ("chain", t) not in points:
@@ -53,6 +53,8 @@ def chain(sweep: dict) -> Section:
                 passed,
             )
         )
+    off = max((abs(float(row[4])) for row in shown), default=0.0)
+    section.found = f"within {off:.3f} tokens a step of DFLASH at every T"
     section.lines += table(("T", "DFLASH stock", "DFLASH patched", "chain", "chain - stock", ""), shown)
     return section
 
@@ -63,7 +65,7 @@ def _length(row: dict) -> str:
 
 def acceptance(grid: dict | None, sweep: dict | None) -> Section:
     """`grid`: of the experiment acceptance; `sweep`: of servers."""
-    section = Section("5. Acceptance")
+    section = Section("acceptance")
     points = _points(sweep) if sweep else {}
     by = {}
     if grid:
@@ -109,6 +111,8 @@ def acceptance(grid: dict | None, sweep: dict | None) -> Section:
         )
     else:
         section.missing.append("acceptance on servers")
+    ratios = [float(row[3]) for row in section.rows]
+    section.found = f"tree over chain at budget 32: {min(ratios):.2f} to {max(ratios):.2f} times the tokens a step"
     return section
 
 
@@ -120,8 +124,7 @@ def _other_base(section: Section, by: dict, as_trained: dict, served: str, train
     section.lines += [
         f"The release runs this draft with a rotary base of {float(served):,.0f}, though its checkpoint says "
         f"{float(trained):,.0f}: transformers 5 keeps `rope_theta` in `rope_parameters`, where SGLang's DFlash model "
-        "does "
-        "not look. What that costs, in tokens per step, and the ratio with the draft's own base:",
+        "does not look. What that costs, in tokens per step, and the ratio with the draft's own base:",
         "",
     ]
     rows = []
@@ -141,14 +144,12 @@ def _grid_tables(section: Section, grid: dict, by: dict) -> None:
     section.lines += [
         f"The whole grid, computed. {measured_on(grid)}",
         "",
-        f"{result['prompts']} prompts of Python source, {result['tokens']} tokens each, written by the target alone; "
-        "the trees "
-        "are built by the series' own `build_tree` from the draft's logits at every place of those texts, and a step "
-        "accepts the tree's path along the text (see `scripts/gpu/tree_acceptance.py`). All configurations see the "
-        "same "
+        f"{result['prompts']} prompts of Python source, {result['tokens']} tokens each, written by the target alone. "
+        "The series' own `build_tree` builds a tree from the draft's logits at every place of those texts, and a step "
+        "accepts the tree's path along the text (`scripts/gpu/tree_acceptance.py`). All configurations see the same "
         "texts. Topk 1 is DFLASH's chain, whatever the budget. Tokens per step, and over the chain:",
         "",
-        "![acceptance by budget, topk and temperature](gpu/acceptance.svg)",
+        "![acceptance by budget, topk and temperature](acceptance.svg)",
         "",
     ]
     plots.acceptance(by, TEMPERATURES, BUDGETS, TOPKS)
@@ -180,7 +181,7 @@ def _tried(section: Section, by: dict, ranks: list[dict]) -> None:
     ]
     section.lines += table(("T", *(f"draft temperature {sharpened:g}" for sharpened in tried)), rows)
     section.lines += [
-        "Where the target's token stands among the draft's candidates, by depth (share of all places):",
+        "The rank of the target's token among the draft's candidates, by depth (share of all places):",
         "",
     ]
     rows = []
