@@ -89,7 +89,7 @@ class Apply:
     def _already(self) -> None:
         self.result.summary = f"already at stage {self.stage}: nothing to change"
         if self.session.stale:
-            self.session.target.ask("forget")
+            self.session.target.forget()
         if not self._restarts("restart"):
             return
         with self.result.step("look at the running server") as step:
@@ -135,7 +135,8 @@ class Apply:
 
     def _why_restart(self, server: dict) -> str:
         """Why a running server does not run what is installed; empty when it does."""
-        if server["start_time"] < self.session.receipt["host"]["commit_time"]:
+        receipt = self.session.receipt
+        if receipt and server["start_time"] < receipt.host.commit_time:
             return "it was older than the patched files"
         argv, flags = server["argv"], self.session.host.service.args
         if list(argv) != apply_flags(argv, flags):
@@ -201,8 +202,8 @@ class Apply:
     def _write(self, imports: Sequence[str]) -> None:
         with self.result.step("commit") as step:
             reply = commit(self.session, self.plan, "apply", imports)
-            self.commit_time = reply["commit_time"]
-            step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply['record']}"
+            self.commit_time = reply.commit_time
+            step.detail = f"{len(self.plan.changes)} files written and read back; RECORD {reply.record}"
         self.result.changed = True
 
     def _before(self, restarts: bool) -> ServerBefore:

@@ -36,12 +36,12 @@ class Doctor(Look):
         checks = Checks(self.session.result)
         self.describe_installation()
         session = self.session
-        interpreter = session.inspection["interpreter"]
+        interpreter = session.inspection.interpreter
         self.facts["reached"] = "this machine" if session.host.local else f"over ssh, as {session.host.address}"
         if interpreter:
-            self.facts["interpreter"] = f"{interpreter['executable']}, Python {interpreter['version']}"
+            self.facts["interpreter"] = f"{interpreter.executable}, Python {interpreter.version}"
             self.facts |= self._versions()
-        self.facts["editable"] = "yes" if session.inspection["editable"] else "no"
+        self.facts["editable"] = "yes" if session.inspection.editable else "no"
         session.result.data["facts"] = self.facts  # already now: the kernel adds to them, and no failure hides them
         for name, look in (
             ("supported version", self._supported),
@@ -61,8 +61,8 @@ class Doctor(Look):
 
     def _versions(self) -> dict[str, str]:
         """What is installed beside the package, by its metadata alone: nothing is imported."""
-        reply = self.session.target.ask("run_python", source=_VERSIONS, argv=list(_COMPANIONS), env={}, timeout=60)
-        return dict(line.split(" ", 1) for line in reply["stdout"].splitlines() if " " in line)
+        reply = self.session.target.run_python(_VERSIONS, _COMPANIONS, 60)
+        return dict(line.split(" ", 1) for line in reply.stdout.splitlines() if " " in line)
 
     @cached_property
     def _serving(self) -> Serving:
@@ -77,44 +77,44 @@ class Doctor(Look):
         return describe(make_plan(series, stage_named(series, ""), self.session.for_plan))
 
     def _writable(self, step: Step) -> str:
-        problem = self.session.inspection["writable"]
+        problem = self.session.inspection.writable
         if problem:
             raise Conflict(
-                f"{problem['path']} cannot be replaced: {problem['reason']} (mount {problem['mount']})",
+                f"{problem.path} cannot be replaced: {problem.reason} (mount {problem.mount})",
                 where=self.session.host.name,
                 next_step="connect as the owner or set sudo = true; a mount must be made writable",
             )
         return "every file can be replaced"
 
     def _links(self, step: Step) -> str:
-        files = self.session.inspection["files"]
-        linked = [path for path, entry in files.items() if entry.get("link") or (entry.get("links") or 1) > 1]
+        files = self.session.inspection.files
+        linked = [path for path, entry in files.items() if entry.link or (entry.links or 1) > 1]
         if not linked:
             return "no file is shared with a cache or another venv"
         return f"{len(linked)} files are links or have several names; apply leaves the other names as they are"
 
     def _space(self, step: Step) -> str:
-        free = self.session.inspection["free_bytes"]
-        needed = 4 * sum(entry["size"] or 0 for entry in self.session.inspection["files"].values()) + (1 << 20)
+        free = self.session.inspection.free_bytes
+        needed = 4 * sum(entry.size or 0 for entry in self.session.inspection.files.values()) + (1 << 20)
         if free < needed:
             raise Conflict(
                 f"{free >> 20} MiB are free, about {needed >> 20} MiB are needed",
-                where=f"{self.session.host.name}: {self.session.inspection['root']}",
+                where=f"{self.session.host.name}: {self.session.inspection.root}",
                 next_step="free some space there",
             )
         return f"{free >> 20} MiB free"
 
     def _lock(self, step: Step) -> str:
-        holder = self.session.inspection["lock"]
+        holder = self.session.inspection.lock
         if holder:
             raise Locked(
-                f"{holder['who']} holds the lock since {local_time(holder['since'])}",
+                f"{holder.who} holds the lock since {local_time(holder.since)}",
                 where=self.session.host.name,
                 next_step="wait until that command ends",
             )
-        if self.session.inspection["recovered"] != "nothing":
+        if self.session.inspection.recovered != "nothing":
             step.state = WARNING
-            return f"free; a commit that was cut short was {self.session.inspection['recovered']} just now"
+            return f"free; a commit that was cut short was {self.session.inspection.recovered} just now"
         return "free, and no commit is half done"
 
     def _receipt(self, step: Step) -> str:
@@ -122,7 +122,7 @@ class Doctor(Look):
             step.state = WARNING
             return "stale: the package was replaced since; apply goes by the files alone"
         receipt = self.session.receipt
-        return f"series {receipt['series']}, stage {receipt['stage']}" if receipt else "none"
+        return f"series {receipt.series}, stage {receipt.stage}" if receipt else "none"
 
     def _service(self, step: Step) -> str:
         serving = self._serving

@@ -56,15 +56,15 @@ class Revert:
 
     def _put_back(self) -> None:
         if self.session.stale:
-            self.session.target.ask("forget")
+            self.session.target.forget()
             self.result.not_done.append("the receipt was stale (the package was replaced since), and was dropped")
         if self.plan.is_noop:
             self.result.summary = "not patched: nothing to revert"
             return
         with self.result.step("commit") as step:
             reply = commit(self.session, self.plan, "revert", [])
-            self.commit_time = reply["commit_time"]
-            step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply['record']}"
+            self.commit_time = reply.commit_time
+            step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply.record}"
         self.result.changed = True
         self.result.summary = "reverted: every file is as it was before the first apply"
 

@@ -144,10 +144,7 @@ def _revert_command(session: Session) -> str:
     """The command that puts back the files of the very installation that is being worked on."""
     host, target = session.host, session.target
     words = _for_hosts("revert", host, [host.name])
-    if target.is_tree:
-        words += ["--site-packages", target.site_packages]
-    else:
-        words += ["--venv", session.inspection["interpreter"]["prefix"]]
+    words += ["--site-packages", target.site_packages] if target.is_tree else _venv(session)
     return shlex.join([*words, "--no-restart"])
 
 
@@ -155,8 +152,13 @@ def _restart_command(session: Session) -> str:
     """The command that restarts its server; of several nodes, all of them, from the venvs that hosts.toml names."""
     words = _for_hosts("restart", session.host, session.node.all)
     if session.node.alone:
-        words += ["--venv", session.inspection["interpreter"]["prefix"]]
+        words += _venv(session)
     return shlex.join(words)
+
+
+def _venv(session: Session) -> list[str]:
+    interpreter = session.inspection.interpreter
+    return ["--venv", interpreter.prefix] if interpreter else []
 
 
 def _for_hosts(command: str, host: HostSettings, names: Iterable[str]) -> list[str]:

@@ -31,7 +31,7 @@ class Restart:
             report = self.serving.restart(
                 patched=receipt is not None,
                 sampled=self.session.samples,
-                identities={receipt["identity"] if receipt else None},
+                identities={receipt.identity if receipt else None},
             )
             step.detail = f"process {report.pid}"
         result.data["ready"] = report.as_dict()
@@ -71,8 +71,8 @@ class SmokeTest:
         with result.step("smoke suite"):
             self.serving.smoke(
                 sampled=self.session.samples,
-                identity=receipt["identity"] if receipt else None,
-                started_after=receipt["host"]["commit_time"] if receipt else None,
+                identity=receipt.identity if receipt else None,
+                started_after=receipt.host.commit_time if receipt else None,
             )
         if self.serving.service:
             self.serving.service.settled()

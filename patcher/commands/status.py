@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from patcher.errors import BadAnswer, UnsupportedVersion
 from patcher.installation.command_line import port_of
 from patcher.installation.find import describe_process, serving_processes
@@ -64,14 +66,14 @@ class Look:
     def describe_installation(self) -> None:
         session = self.session
         self.facts["installed"] = f"{session.target.package} {session.version}"
-        self.facts["in"] = session.inspection["root"]
+        self.facts["in"] = session.inspection.root
         ours = serving_processes(session.target, session.inspection)
         for process in session.target.processes:
             label = "server" if process in ours else "server of another copy"
-            self.facts[f"{label} {process['pid']}"] = describe_process(process)
+            self.facts[f"{label} {process.pid}"] = describe_process(process)
         # A container's own port may be published as another one.
         port = None if session.host.service.kind == "docker" else session.host.endpoint.port
-        if not session.target.is_tree and not any(port in (None, *p["listening"], port_of(p["argv"])) for p in ours):
+        if not session.target.is_tree and not any(port in (None, *p.listening, port_of(p.argv)) for p in ours):
             self.facts["server"] = self._none_runs()
 
     def _none_runs(self) -> str:
@@ -123,34 +125,34 @@ class Status(Look):
     def show(self) -> None:
         session, result = self.session, self.session.result
         self.describe_installation()
-        inspection, receipt = session.inspection, session.inspection["receipt"]
-        result.data["receipt_state"] = inspection["receipt_state"]
-        result.data["receipt"] = receipt
+        inspection, receipt = session.inspection, session.inspection.receipt
+        result.data["receipt_state"] = inspection.receipt_state
+        result.data["receipt"] = receipt.whole if receipt else None
         if receipt:
             self.facts["receipt"] = (
-                f"series {receipt['series']}, stage {receipt['stage']}, "
-                f"applied {local_time(receipt['host']['commit_time'])} by {receipt['by']}"
+                f"series {receipt.series}, stage {receipt.stage}, "
+                f"applied {local_time(receipt.host.commit_time)} by {receipt.by}"
             )
         if session.stale:
             self.facts["receipt"] += (
                 " - stale: the package was replaced since, and the files count, not the receipt; "
                 "apply patches them anew, revert drops the receipt"
             )
-        if inspection["missing_backups"]:
-            self.facts["backups"] = f"{len(inspection['missing_backups'])} that a revert needs are gone or damaged"
-        holder = inspection["lock"]
+        if inspection.missing_backups:
+            self.facts["backups"] = f"{len(inspection.missing_backups)} that a revert needs are gone or damaged"
+        holder = inspection.lock
         if holder:
-            result.data["lock"] = holder
+            result.data["lock"] = msgspec.to_builtins(holder)
             self.facts["lock"] = (
-                f"held by {holder['who'] or 'someone'} since {local_time(holder['since'])}, process "
-                f"{holder['pid']} on {holder['host']}: its command is changing these files"
+                f"held by {holder.who or 'someone'} since {local_time(holder.since)}, process "
+                f"{holder.pid} on {holder.host}: its command is changing these files"
             )
-        if inspection["left"]:
+        if inspection.left:
             self.facts["left behind"] = (
                 "a commit was undone, but these could not be removed; the next command tries "
-                f"again: {', '.join(inspection['left'])}"
+                f"again: {', '.join(inspection.left)}"
             )
-        elif inspection["journal"] and not holder:
+        elif inspection.journal and not holder:
             self.facts["journal"] = "a commit was cut short and is not yet finished or undone"
         try:
             series = session.series()
@@ -163,7 +165,7 @@ class Status(Look):
         result.data |= {"series": series.name, "state": state, "files": shown(rows)}
         result.summary = _in_words(state, series)
         if holder:
-            result.summary = f"being changed by {holder['who'] or 'someone'}; at this moment {result.summary}"
+            result.summary = f"being changed by {holder.who or 'someone'}; at this moment {result.summary}"
 
 
 def _in_words(state: str, series: Series) -> str:
@@ -182,12 +184,13 @@ class History(Look):
     def show(self) -> None:
         lines = [
             {
-                "when": local_time(line["time"]),
-                "what": line["event"],
-                "by": line["who"],
-                **{key: line[key] for key in ("series", "from", "to", "files", "tool") if key in line},
+                "when": local_time(line.time),
+                "what": line.event,
+                "by": line.who,
+                **{key: told[key] for key in ("series", "from", "to", "files", "tool") if key in told},
             }
-            for line in self.session.target.ask("history")["lines"]
+            for line in self.session.target.history()
+            for told in [msgspec.to_builtins(line)]
         ]
         self.session.result.data["lines"] = lines
         nothing = "nothing is recorded here (a revert of a tree takes its record along)"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from patcher.errors import Conflict, NoInstallation, UsageProblem
 from patcher.hosts import HostSettings
@@ -15,6 +17,22 @@ from patcher.installation.command_line import port_of
 from patcher.ssh.connection import Connection
 from patcher.wire import replies
 from patcher.wire.call import ANY_PYTHON, call_agent
+from patcher.wire.types import (
+    REPLIES,
+    Committed,
+    Done,
+    History,
+    HistoryLine,
+    Inspection,
+    Keeper,
+    MissingServer,
+    Process,
+    Processes,
+    Ran,
+    State,
+)
+
+R = TypeVar("R")
 
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # In a log: SGLang prints all of its arguments when it starts, and frameworks print command lines and headers.
@@ -45,7 +63,7 @@ class Target:
     python: str
     site_packages: str
     package: str
-    processes: tuple[Mapping[str, Any], ...]
+    processes: tuple[Process, ...]
 
     @property
     def is_tree(self) -> bool:
@@ -56,10 +74,44 @@ class Target:
     def name(self) -> str:
         return self.host.name
 
+    # Each is one operation of the agent here. It raises as call_agent does, and BadAnswer for a reply of another form.
+
+    def inspect(self, paths: Iterable[str] = ()) -> Inspection:
+        """The installation as it is, with these files and those of its receipt."""
+        return self._asked(Inspection, "inspect", paths=list(paths))
+
+    def commit(self, **request: Any) -> Committed:
+        """Change all files of the request (see agent/checked.py), or none."""
+        return self._asked(Committed, "commit", **request)
+
+    def forget(self) -> None:
+        """Drop a receipt whose package is gone."""
+        self._asked(Done, "forget")
+
+    def history(self) -> tuple[HistoryLine, ...]:
+        """What was done to the installation, oldest first."""
+        return self._asked(History, "history").lines
+
+    def kept(self, name: str) -> Any:
+        """What was kept under this name; None for nothing."""
+        return self._asked(State, "state", get=[name]).values[name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a JSON value in the installation's state; None drops it."""
+        self._asked(State, "state", put={name: value}, get=[])
+
+    def run_python(self, source: str, argv: Sequence[str], timeout: float) -> Ran:
+        """Run a script with the installation's interpreter; `timeout` in seconds."""
+        return self._asked(Ran, "run_python", source=source, argv=list(argv), env={}, timeout=timeout)
+
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """One agent operation on this installation; raises as call_agent, and BadAnswer for a reply of another form."""
+        """Any operation by its name, for those who read the reply themselves. Its form is checked all the same."""
+        reply: dict[str, Any] = msgspec.to_builtins(self._asked(REPLIES[op], op, **request))
+        return reply
+
+    def _asked(self, kind: type[R], op: str, **request: Any) -> R:
         asked = {"op": op, "site_packages": self.site_packages or None, "package": self.package, **request}
-        return replies.check(asked, call_agent(self.connection, self.python, asked), self.name)
+        return replies.reply_as(kind, asked, call_agent(self.connection, self.python, asked), self.name)
 
 
 def find_target(connection: Connection, host: HostSettings, package: str) -> Target:
@@ -74,14 +126,14 @@ def find_target(connection: Connection, host: HostSettings, package: str) -> Tar
     venv = _path(host, host.venv, "venv") if host.venv else ""
     python = f"{venv}/bin/python3" if venv else tool
     asked = {"op": "processes", "package": package}
-    reply = replies.check(asked, call_agent(connection, python, asked), host.name)
+    reply = replies.reply_as(Processes, asked, call_agent(connection, python, asked), host.name)
     return Target(
         host,
         connection,
-        python if venv else _serving_python(host, reply["processes"], reply["missing"]),
+        python if venv else _serving_python(host, reply.processes, reply.missing),
         "",
         package,
-        tuple(reply["processes"]),
+        reply.processes,
     )
 
 
@@ -98,15 +150,13 @@ def _path(host: HostSettings, path: str, what: str) -> str:
     return path.rstrip("/")
 
 
-def _serving_python(
-    host: HostSettings, processes: Sequence[Mapping[str, Any]], missing: Sequence[Mapping[str, Any]]
-) -> str:
+def _serving_python(host: HostSettings, processes: Sequence[Process], missing: Sequence[MissingServer]) -> str:
     """By the server on the port; else by the one that this tool stopped there and left down; else by any server."""
     port = host.endpoint.port
-    running = {p["python"] or p["exe"]: describe_process(p) for p in processes}
+    running = {p.python or p.exe or "": describe_process(p) for p in processes}
     pythons = (
-        {p["python"] or p["exe"]: describe_process(p) for p in processes if port in (None, *p["listening"])}
-        or {m["python"]: f"port {m['port']}, stopped" for m in missing if port in (None, m["port"])}
+        {p.python or p.exe or "": describe_process(p) for p in processes if port in (None, *p.listening)}
+        or {m.python: f"port {m.port}, stopped" for m in missing if port in (None, m.port)}
         or running
     )
     if not pythons:
@@ -128,12 +178,12 @@ def _serving_python(
     return next(iter(pythons))
 
 
-def serving_processes(target: Target, inspection: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def serving_processes(target: Target, inspection: Inspection) -> list[Process]:
     """The servers on the host that run the very files that are being patched."""
     return [p for p in target.processes if _runs(p, inspection)]
 
 
-def refuse_other_copy(target: Target, inspection: Mapping[str, Any], port: int | None = None) -> None:
+def refuse_other_copy(target: Target, inspection: Inspection, port: int | None = None) -> None:
     """Raise Conflict when servers are running, but none of them from the installation that is to be patched.
 
     With `port` (else endpoint.port) only those on it count, or that were told it and do not listen yet.
@@ -142,45 +192,44 @@ def refuse_other_copy(target: Target, inspection: Mapping[str, Any], port: int |
     """
     port = port or target.host.endpoint.port
     ours = serving_processes(target, inspection)
-    meant = [p for p in target.processes if port is None or port in (p["listening"] or [port_of(p["argv"])])]
+    meant = [p for p in target.processes if port is None or port in (p.listening or [port_of(p.argv)])]
     if any(p in ours for p in meant):
         return
     others = [p for p in meant if p not in ours]
     if not others:
         return
     raise Conflict(
-        f"a server is running that uses another copy of {target.package} than {inspection['root']}",
+        f"a server is running that uses another copy of {target.package} than {inspection.root}",
         where=target.name,
         next_step="give the --venv of that server, or --no-restart to change the files of this copy all the same",
         detail="\n".join(describe_process(p) for p in others),
     )
 
 
-def refuse_kept(process: Mapping[str, Any], where: str) -> None:
-    """Raise Conflict for a server that another program (its `keeper`) starts again when it ends."""
-    keeper = process["keeper"]
-    kind = _KINDS.get(keeper["kind"], "the kind of that")
+def refuse_kept(process: Process, keeper: Keeper, where: str) -> None:
+    """Raise Conflict for a server that another program, its keeper, starts again when it ends."""
+    kind = _KINDS.get(keeper.kind, "the kind of that")
     raise Conflict(
-        f"process {process['pid']} is kept running by {keeper['name']}, which would start a second server once "
+        f"process {process.pid} is kept running by {keeper.name}, which would start a second server once "
         "service.kind process ends this one",
         where=where,
-        next_step=f"set service in hosts.toml to {kind.format(name=keeper['name'])} (docs/services.md); or give "
+        next_step=f"set service in hosts.toml to {kind.format(name=keeper.name)} (docs/services.md); or give "
         "--no-restart to change the files alone",
         detail=describe_process(process),
     )
 
 
-def _runs(process: Mapping[str, Any], inspection: Mapping[str, Any]) -> bool:
+def _runs(process: Process, inspection: Inspection) -> bool:
     """By the source tree that comes before the installed package where there is one, else by the venv."""
-    if process["sglang_root"]:
-        return process["sglang_root"] == inspection["package_dir"]
-    return process["real_prefix"] == inspection["interpreter"]["real_prefix"]
+    if process.sglang_root or inspection.interpreter is None:
+        return process.sglang_root == inspection.package_dir
+    return process.real_prefix == inspection.interpreter.real_prefix
 
 
-def describe_process(process: Mapping[str, Any]) -> str:
+def describe_process(process: Process) -> str:
     """One line for a reader, without the secrets that a command line may hold."""
-    ports = ",".join(map(str, process["listening"])) or "none yet"
-    return f"pid {process['pid']}, port {ports}: {' '.join(redacted(process['argv']))}"
+    ports = ",".join(map(str, process.listening)) or "none yet"
+    return f"pid {process.pid}, port {ports}: {' '.join(redacted(process.argv))}"
 
 
 def without_secrets(text: str) -> str:

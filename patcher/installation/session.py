@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+import msgspec
 
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.hosts import HostSettings
@@ -13,6 +14,7 @@ from patcher.series.model import Series
 from patcher.series.versions import choose
 from patcher.ssh.connection import Connection
 from patcher.team import Node
+from patcher.wire.types import Inspection, Receipt
 
 
 class Session:
@@ -27,7 +29,7 @@ class Session:
         self.catalogue = catalogue
         self.node = node
         self.target: Target
-        self.inspection: dict[str, Any] = {}
+        self.inspection: Inspection
         self.committed: float | None = None  # when this run's commit was made, by the host's clock
 
     def open(self) -> None:
@@ -35,52 +37,51 @@ class Session:
         with self.result.step("find the installation") as step:
             self.target = find_target(self.connection, self.host, package_of(self.catalogue))
             self.inspect()
-            step.detail = f"{self.target.package} {self.version} in {self.inspection['root']}"
-            if self.inspection["exposed"]:
+            step.detail = f"{self.target.package} {self.version} in {self.inspection.root}"
+            if self.inspection.exposed:
                 step.state = WARNING
-                step.detail += f"; anyone on the host may write in {', '.join(self.inspection['exposed'])}"
-            if self.inspection["recovered"] != "nothing":
-                step.detail += f"; a commit that was cut short before was {self.inspection['recovered']}"
-        interpreter = self.inspection["interpreter"] or {"version": None, "prefix": None}
+                step.detail += f"; anyone on the host may write in {', '.join(self.inspection.exposed)}"
+            if self.inspection.recovered != "nothing":
+                step.detail += f"; a commit that was cut short before was {self.inspection.recovered}"
+        interpreter = self.inspection.interpreter
         self.result.data["installation"] = {
             "package": self.target.package,
             "version": self.version,
-            "root": self.inspection["root"],
-            "editable": self.inspection["editable"],
-            "python": interpreter["version"],
-            "prefix": interpreter["prefix"],
-            "recovered": self.inspection["recovered"],
+            "root": self.inspection.root,
+            "editable": self.inspection.editable,
+            "python": interpreter.version if interpreter else None,
+            "prefix": interpreter.prefix if interpreter else None,
+            "recovered": self.inspection.recovered,
         }
 
     def inspect(self) -> None:
         """Read the files (again). A journal that was found is dealt with first, by the agent; the step says so."""
         paths = sorted({path for series in self.catalogue for path in series.files})
-        inspection = self.target.ask("inspect", paths=paths)
-        receipt = inspection["receipt"]
-        series = next((one for one in self.catalogue if receipt and one.name == receipt["series"]), None)
-        stage = series.stage_called(receipt["stage"]) if series else None
-        if stage:
-            inspection["receipt"] = {**receipt, "stage": stage}
-        self.inspection = inspection
+        self.inspection = self.target.inspect(paths)
+        receipt = self.inspection.receipt
+        series = next((one for one in self.catalogue if receipt and one.name == receipt.series), None)
+        stage = series.stage_called(receipt.stage) if series and receipt else None
+        if receipt and stage:
+            self.inspection = msgspec.structs.replace(self.inspection, receipt=receipt.at_stage(stage))
 
     @property
     def version(self) -> str:
-        return self.inspection["version"]
+        return self.inspection.version
 
     @property
     def stale(self) -> bool:
         """Whether there is a receipt of files that are no longer installed: the package was replaced since."""
-        return self.inspection["receipt_state"] == "stale"
+        return self.inspection.receipt_state == "stale"
 
     @property
-    def receipt(self) -> Mapping[str, Any] | None:
+    def receipt(self) -> Receipt | None:
         """The receipt, when it belongs to what is installed now."""
-        return None if self.stale else self.inspection["receipt"]
+        return None if self.stale else self.inspection.receipt
 
     @property
-    def for_plan(self) -> Mapping[str, Any]:
+    def for_plan(self) -> Inspection:
         """The inspection as plans may see it: a stale receipt vouches for nothing."""
-        return {**self.inspection, "receipt": self.receipt}
+        return msgspec.structs.replace(self.inspection, receipt=self.receipt)
 
     @property
     def samples(self) -> bool:
@@ -89,16 +90,16 @@ class Session:
         The stages before the last are steps on the way, which refuse a temperature above 0.
         """
         last = {series.name: series.stages[-1].name for series in self.catalogue}
-        return self.receipt is None or self.receipt["stage"] == last.get(self.receipt["series"], self.receipt["stage"])
+        return self.receipt is None or self.receipt.stage == last.get(self.receipt.series, self.receipt.stage)
 
     def series(self) -> Series:
         """The series for the installed version; raises UnsupportedVersion, which names the nearest one."""
-        return choose(self.catalogue, self.target.package, self.version, self.inspection["editable"])
+        return choose(self.catalogue, self.target.package, self.version, self.inspection.editable)
 
     def sha256(self, path: str) -> str | None:
         """The sha256 of an installed file, None where there is none."""
-        entry = self.inspection["files"].get(path)
-        return entry["sha256"] if entry else None
+        entry = self.inspection.files.get(path)
+        return entry.sha256 if entry else None
 
 
 def package_of(catalogue: Sequence[Series]) -> str:

@@ -6,7 +6,7 @@ import getpass
 import json
 import socket
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from patcher import __version__
@@ -15,6 +15,7 @@ from patcher.installation.session import Session
 from patcher.moment import local_time
 from patcher.plan.plan import Plan
 from patcher.series.model import PRISTINE
+from patcher.wire.types import Committed, Inspection
 
 # Importing SGLang loads torch, which takes many seconds on a cold page cache.
 IMPORT_TIMEOUT_S = 300.0
@@ -31,7 +32,7 @@ print("importable:" + json.dumps(good))
 """
 
 
-def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -> dict[str, Any]:
+def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -> Committed:
     """Write the plan in one transaction; gives the agent's reply.
 
     Raises the agent's typed error, with nothing changed, Locked when someone else's commit came between the plan and
@@ -39,8 +40,7 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
     """
     receipt = plan.receipt()
     try:
-        reply = session.target.ask(
-            "commit",
+        reply = session.target.commit(
             actions=plan.request(),
             receipt=receipt and receipt | _signature(),
             imports=list(imports),
@@ -51,8 +51,8 @@ def commit(session: Session, plan: Plan, command: str, imports: Sequence[str]) -
     except Conflict as conflict:
         _refuse_if_overtaken(session, conflict)
         raise
-    session.committed = reply["commit_time"]
-    wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.after]
+    session.committed = reply.commit_time
+    wrong = [action.path for action in plan.changes if reply.read_back.get(action.path) != action.after]
     if wrong:
         raise Conflict(
             f"read back after the commit, these files are not what was written: {', '.join(wrong)}",
@@ -78,20 +78,19 @@ def undo(session: Session, plan: Plan, command: str) -> None:
         for action in plan.changes
     ]
     try:
-        reply = session.target.ask(
-            "commit",
+        reply = session.target.commit(
             actions=actions,
-            receipt=plan.receipt_found,
+            receipt=plan.receipt_found and plan.receipt_found.whole,
             imports=[],
             history=history_line(f"roll back {command}", plan),
             pycache_prefixes=_caches(session),
         )
     except Conflict as conflict:
-        receipt = session.target.ask("inspect", paths=[])["receipt"]
-        if not receipt or receipt["host"]["commit_time"] != session.committed:
+        receipt = session.target.inspect().receipt
+        if not receipt or receipt.host.commit_time != session.committed:
             raise _overtaken(session) from conflict
         raise
-    wrong = [action.path for action in plan.changes if reply["read_back"].get(action.path) != action.before]
+    wrong = [action.path for action in plan.changes if reply.read_back.get(action.path) != action.before]
     if wrong:
         raise RollbackFailed(f"these files are not as before: {', '.join(wrong)}", where=session.host.name)
 
@@ -108,10 +107,8 @@ def importable(session: Session, plan: Plan) -> tuple[list[str], str]:
         return [], "a tree of files has no interpreter"
     if not changed:
         return new, ""
-    reply = session.target.ask(
-        "run_python", source=_IMPORT_EACH, argv=[json.dumps(changed)], env={}, timeout=IMPORT_TIMEOUT_S
-    )
-    lines = [line for line in reply["stdout"].split("\n") if line.startswith("importable:")]
+    reply = session.target.run_python(_IMPORT_EACH, [json.dumps(changed)], IMPORT_TIMEOUT_S)
+    lines = [line for line in reply.stdout.split("\n") if line.startswith("importable:")]
     # Only names that were asked for: what is imported on the host is decided here.
     good = [name for name in changed if f'"{name}"' in lines[-1]] if lines else []
     if len(good) == len(changed):
@@ -121,14 +118,14 @@ def importable(session: Session, plan: Plan) -> tuple[list[str], str]:
 
 def _refuse_if_overtaken(session: Session, conflict: Conflict) -> None:
     """Raise Locked, which names the other, when this tool changed the installation since it was inspected."""
-    if _commit_id(session.target.ask("inspect", paths=[])) == _commit_id(session.inspection):
+    if _commit_id(session.target.inspect()) == _commit_id(session.inspection):
         return
     raise _overtaken(session) from conflict
 
 
 def _overtaken(session: Session) -> Locked:
-    lines = session.target.ask("history")["lines"]  # none after the revert of a tree
-    other = f"{lines[-1]['who']} at {local_time(lines[-1]['time'])}" if lines else "someone else just now"
+    lines = session.target.history()  # none after the revert of a tree
+    other = f"{lines[-1].who} at {local_time(lines[-1].time)}" if lines else "someone else just now"
     return Locked(
         f"the installation was changed by {other}, since the plan was made",
         where=session.host.name,
@@ -136,8 +133,8 @@ def _overtaken(session: Session) -> Locked:
     )
 
 
-def _commit_id(inspection: Mapping[str, Any]) -> str | None:
-    return inspection["receipt"] and inspection["receipt"]["host"].get("id")
+def _commit_id(inspection: Inspection) -> str | None:
+    return inspection.receipt.host.id if inspection.receipt else None
 
 
 def history_line(command: str, plan: Plan) -> dict[str, Any]:
@@ -177,20 +174,23 @@ def _store(plan: Plan) -> dict[str, str]:
 
     By sha256, in base64. They are made by taking the series' own patches back from what is installed.
     """
-    told = plan.receipt_found["files"] if plan.receipt_found else {}
+    if plan.series is None or plan.receipt() is None:
+        return {}
+    told = plan.receipt_found.files if plan.receipt_found else {}
     store = {}
-    for action in plan.actions if plan.receipt() else ():
+    for action in plan.actions:
         wanted = plan.origin.get(action.path)
-        if wanted in (None, action.before) or told.get(action.path, {}).get("before") == wanted:
+        known = told.get(action.path)
+        if wanted is None or wanted == action.before or (known and known.before == wanted):
             continue
-        store[wanted] = b64encode(plan.series.move(action.path, action.old, action.state, PRISTINE)).decode()
-    return store
+        store[wanted] = plan.series.move(action.path, action.old, action.state, PRISTINE)
+    return {sha: b64encode(data).decode() for sha, data in store.items() if data is not None}
 
 
 def _caches(session: Session) -> list[str]:
     """Where the servers on the host keep bytecode outside the installation (PYTHONPYCACHEPREFIX)."""
-    return sorted({p["pycache_prefix"] for p in session.target.processes if p["pycache_prefix"]})
+    return sorted({p.pycache_prefix for p in session.target.processes if p.pycache_prefix})
 
 
-def _signature() -> Mapping[str, str]:
+def _signature() -> dict[str, str]:
     return {"by": f"{getpass.getuser()}@{socket.gethostname()}", "tool": __version__}

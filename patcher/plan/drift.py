@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from patcher.series import udiff
 from patcher.series.model import PRISTINE, UNKNOWN, Series, line_digest
+from patcher.wire.types import FileEntry
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Difference:
         return f"{self.path}, line {self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
 
 
-def describe(series: Series, path: str, entry: dict, data: bytes | None) -> Difference:
-    """``entry`` is what inspect says of the file, ``data`` its bytes, None if it does not exist."""
+def describe(series: Series, path: str, entry: FileEntry) -> Difference:
+    """``entry`` is what inspect says of the file."""
+    data = entry.data
     if data is None:
         return Difference(path, 0, PRISTINE, "the file does not exist")
     installed = [line_digest(line) for line in udiff.split_lines(data)]
@@ -83,11 +85,11 @@ def _place(series: Series, path: str, state: str, start: int, length: int) -> st
     return "outside of the lines that the patches show"
 
 
-def _origin(series: Series, path: str, entry: dict, nearest: str) -> str:
+def _origin(series: Series, path: str, entry: FileEntry, nearest: str) -> str:
     """What the distribution's own RECORD says of the file."""
-    record = entry.get("record_sha256")
-    if record is not None and record == entry["sha256"]:
+    record = entry.record_sha256
+    if record is not None and record == entry.sha256:
         return f"RECORD lists this very file: it is another build of {series.package} than the one this series is for"
     if record is not None and UNKNOWN not in series.state_of(path, record):
         return "edited since it was installed"
-    return f"sha256 {entry['sha256']}, not {series.sha256(path, nearest)}"
+    return f"sha256 {entry.sha256}, not {series.sha256(path, nearest)}"

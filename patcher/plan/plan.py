@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,10 @@ from patcher.moment import local_time
 from patcher.plan.drift import Difference, describe
 from patcher.series import udiff
 from patcher.series.model import PRISTINE, UNKNOWN, Series, sha256
+from patcher.wire.types import Change, FileEntry, Inspection, Receipt
 
 EARLIER = "an earlier series"
 MIXED = "mixed"
-Inspection = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Plan:
     stage_to: str
     actions: tuple[Action, ...]
     origin: Mapping[str, str | None]
-    receipt_found: Mapping[str, Any] | None
+    receipt_found: Receipt | None
 
     @property
     def changes(self) -> tuple[Action, ...]:
@@ -68,7 +68,7 @@ class Plan:
 
     def receipt(self) -> dict[str, Any] | None:
         """What the receipt must say after this plan; None if there must be none."""
-        if self.stage_to == PRISTINE:
+        if self.series is None or self.stage_to == PRISTINE:
             return None
         return {
             "series": self.series.name,
@@ -107,7 +107,7 @@ class Plan:
             "version": self.version,
             "stage_from": self.stage_from,
             "stage_to": self.stage_to,
-            "identity": self.series.identity(self.stage_to) if self.receipt() else None,
+            "identity": self.series.identity(self.stage_to) if self.series and self.stage_to != PRISTINE else None,
             "noop": self.is_noop,
             "actions": [
                 {
@@ -140,16 +140,18 @@ def make_plan(series: Series, stage: str, inspection: Inspection) -> Plan:
     known state, Locked while someone changes them, and SeriesProblem if the series gives other bytes than it promises.
     """
     refuse_moving_files(inspection)
-    receipt = inspection["receipt"]
-    receipt_files = receipt["files"] if receipt else {}
-    actions, origin, drifted = [], {}, []
+    receipt = inspection.receipt
+    receipt_files = receipt.files if receipt else {}
+    actions: list[Action] = []
+    origin: dict[str, str | None] = {}
+    drifted: list[Difference] = []
     for path in sorted(set(series.files) | set(receipt_files)):
-        entry = inspection["files"][path]
+        entry = inspection.files[path]
         told = receipt_files.get(path)
-        if path not in series.files:
+        if told and path not in series.files:
             # An earlier series touched it, this one does not.
             action = _restore(path, entry, told)
-            if action is None and inspection["receipt_state"] != "valid":
+            if action is None and inspection.receipt_state != "valid":
                 # The package was replaced since: the file belongs to the new installation.
                 continue
         else:
@@ -160,9 +162,9 @@ def make_plan(series: Series, stage: str, inspection: Inspection) -> Plan:
         else:
             actions.append(action)
     if drifted:
-        raise drift(drifted, series.package, inspection["version"])
+        raise drift(drifted, series.package, inspection.version)
     found = _common(series, actions, inspection)
-    return Plan(series, inspection["version"], found, stage, tuple(actions), origin, receipt)
+    return Plan(series, inspection.version, found, stage, tuple(actions), origin, receipt)
 
 
 def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Plan:
@@ -173,25 +175,25 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
     while someone changes them.
     """
     refuse_moving_files(inspection)
-    receipt = inspection["receipt"]
-    if receipt and inspection["receipt_state"] != "valid":
+    receipt = inspection.receipt
+    if receipt and inspection.receipt_state != "valid":
         raise Conflict(
-            f"the receipt is stale: it is about version {receipt['version']}, {inspection['version']} is installed",
-            where=receipt["package"],
+            f"the receipt is stale: it is about version {receipt.version}, {inspection.version} is installed",
+            where=receipt.package,
             next_step="Nothing of it is left to revert: apply anew, or drop the receipt.",
         )
+    told: Mapping[str, Change] = {}
     if receipt:
-        told = receipt["files"]
+        told = receipt.files
     elif series:
-        told = {path: {"before": file.pristine, "after": None} for path, file in series.files.items()}
-    else:
-        told = {}
-    actions, drifted = [], []
+        told = {path: Change(before=file.pristine, after=None) for path, file in series.files.items()}
+    actions: list[Action] = []
+    drifted: list[Difference] = []
     for path in sorted(told):
-        entry = inspection["files"][path]
+        entry = inspection.files[path]
         action = _restore(path, entry, told[path]) if receipt else None
-        if series and path in series.files and (action is None or (action.from_backup and not _has_backup(entry))):
-            before = told[path]["before"]
+        if series and path in series.files and (action is None or (action.from_backup and entry.before_data is None)):
+            before = told[path].before
             if before == series.sha256(path, PRISTINE):
                 action = _bring(series, path, PRISTINE, entry, None) or action
         if action is None:
@@ -199,22 +201,23 @@ def make_revert_plan(inspection: Inspection, series: Series | None = None) -> Pl
         else:
             actions.append(action)
     if drifted:
-        raise drift(drifted, receipt["package"] if receipt else series.package, inspection["version"])
-    stage = receipt["stage"] if receipt else PRISTINE
+        package = receipt.package if receipt else series.package if series else ""
+        raise drift(drifted, package, inspection.version)
+    stage = receipt.stage if receipt else PRISTINE
     if series and not receipt:
         stage = _common(series, actions, inspection)
-    origin = {path: row["before"] for path, row in told.items()}
-    return Plan(series, inspection["version"], stage, PRISTINE, tuple(actions), origin, receipt)
+    origin = {path: row.before for path, row in told.items()}
+    return Plan(series, inspection.version, stage, PRISTINE, tuple(actions), origin, receipt)
 
 
 def refuse_moving_files(inspection: Inspection) -> None:
     """What was read while someone changes it is neither old nor new, and no drift. Raises Locked."""
-    holder = inspection["lock"]
+    holder = inspection.lock
     if holder:
         raise Locked(
-            f"{holder['who'] or 'someone'} holds the lock since {local_time(holder['since'])} and is changing "
-            f"these files (process {holder['pid']})",
-            where=holder["host"],
+            f"{holder.who or 'someone'} holds the lock since {local_time(holder.since)} and is changing "
+            f"these files (process {holder.pid})",
+            where=holder.host,
             next_step="wait until that ends, then run the command again",
         )
 
@@ -231,34 +234,33 @@ def drift(files: list[Difference], package: str, version: str) -> Drift:
     )
 
 
-def _bring(series: Series, path: str, target: str, entry: Mapping, told: Mapping | None) -> Action | None:
+def _bring(series: Series, path: str, target: str, entry: FileEntry, told: Change | None) -> Action | None:
     """The action that brings the file to the state ``target``; None if it is in no known state."""
-    old, before, after = _bytes(entry), entry["sha256"], series.sha256(path, target)
+    old, before, after = entry.data, entry.sha256, series.sha256(path, target)
     states = series.state_of(path, before)
     state = _name(series, states)
     if before == after:
         return Action(path, "already", target, before, after, old, old)
     if UNKNOWN not in states:
         return _action(path, state, before, after, old, series.move(path, old, state, target))
-    if not told or told["after"] != before:
+    if not told or told.after != before:
         return None
     # The receipt vouches for the file: an earlier version of the series wrote it.  What it replaced is the base.
-    base_states = series.state_of(path, told["before"])
-    if UNKNOWN in base_states or (told["before"] is not None and not _has_backup(entry)):
+    base_states = series.state_of(path, told.before)
+    base = None if told.before is None else entry.before_data
+    if UNKNOWN in base_states or (base is None and told.before is not None):
         return None
-    base = b64decode(entry["before_data"]) if told["before"] is not None else None
     return _action(path, EARLIER, before, after, old, series.move(path, base, _name(series, base_states), target))
 
 
-def _restore(path: str, entry: Mapping, told: Mapping) -> Action | None:
+def _restore(path: str, entry: FileEntry, told: Change) -> Action | None:
     """The action that puts back what the receipt says was there before; None if the file is neither."""
-    old, before, after = _bytes(entry), entry["sha256"], told["before"]
+    old, before, after = entry.data, entry.sha256, told.before
     if before == after:
         return Action(path, "already", PRISTINE, before, after, old, old)
-    if before != told["after"]:
+    if before != told.after:
         return None
-    new = b64decode(entry["before_data"]) if _has_backup(entry) else None
-    return _action(path, "patched", before, after, old, new, from_backup=after is not None)
+    return _action(path, "patched", before, after, old, entry.before_data, from_backup=after is not None)
 
 
 def _action(
@@ -276,24 +278,24 @@ def _action(
     return Action(path, kind, state, before, after, old, new, from_backup)
 
 
-def _origin(series: Series, path: str, entry: Mapping, told: Mapping | None) -> str | None:
+def _origin(series: Series, path: str, entry: FileEntry, told: Change | None) -> str | None:
     """What a revert must put back: what the receipt remembers, if the file is still as it says, else pristine."""
-    if told and entry["sha256"] == told["after"]:
-        return told["before"]
+    if told and entry.sha256 == told.after:
+        return told.before
     return series.sha256(path, PRISTINE)
 
 
-def _difference(series: Series | None, path: str, entry: Mapping) -> Difference:
+def _difference(series: Series | None, path: str, entry: FileEntry) -> Difference:
     if series and path in series.files:
-        return describe(series, path, entry, _bytes(entry))
-    return Difference(path, 0, UNKNOWN, f"neither as the receipt left it nor as before: sha256 {entry['sha256']}")
+        return describe(series, path, entry)
+    return Difference(path, 0, UNKNOWN, f"neither as the receipt left it nor as before: sha256 {entry.sha256}")
 
 
 def _common(series: Series, actions: list[Action], inspection: Inspection) -> str:
     """The one state that all files of the series are in, else "mixed" or "an earlier series"."""
     possible = set(series.states)
     for path in series.files:
-        possible &= series.state_of(path, inspection["files"][path]["sha256"])
+        possible &= series.state_of(path, inspection.files[path].sha256)
     if possible:
         return _name(series, frozenset(possible))
     return EARLIER if any(action.state == EARLIER for action in actions) else MIXED
@@ -304,15 +306,15 @@ def _name(series: Series, states: frozenset[str]) -> str:
     return next((state for state in series.states if state in states), UNKNOWN)
 
 
-def _core(receipt: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _core(receipt: Receipt | None) -> dict[str, Any] | None:
     """The part of a receipt that a plan decides."""
-    keys = ("series", "package", "version", "stage", "identity", "files")
-    return {key: receipt.get(key) for key in keys} if receipt else None
-
-
-def _bytes(entry: Mapping) -> bytes | None:
-    return None if entry["data"] is None else b64decode(entry["data"])
-
-
-def _has_backup(entry: Mapping) -> bool:
-    return entry.get("before_data") is not None
+    if receipt is None:
+        return None
+    return {
+        "series": receipt.series,
+        "package": receipt.package,
+        "version": receipt.version,
+        "stage": receipt.stage,
+        "identity": receipt.identity,
+        "files": {path: {"before": told.before, "after": told.after} for path, told in receipt.files.items()},
+    }

@@ -20,13 +20,13 @@ def file_states(session: Session, series: Series) -> list[dict[str, Any]]:
     `states` are all that its bytes fit (a file may be the same in several stages), `state` the first of them in the
     order pristine, then the stages; `an earlier series` for bytes that only the receipt knows, `unknown` for others.
     """
-    left = (session.receipt or {"files": {}})["files"]
+    left = session.receipt.files if session.receipt else {}
     order = [PRISTINE, *(stage.name for stage in series.stages)]
     rows = []
     for path in sorted(series.files):
         sha256 = session.sha256(path)
         fits = [name for name in order if name in series.state_of(path, sha256)]
-        if not fits and path in left and left[path]["after"] == sha256:
+        if not fits and path in left and left[path].after == sha256:
             fits = [EARLIER]
         rows.append({"path": path, "state": fits[0] if fits else UNKNOWN, "sha256": sha256, "states": fits})
     return rows

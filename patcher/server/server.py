@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
 from patcher.installation.command_line import port_of, rank_of
 from patcher.installation.find import describe_process, refuse_kept, refuse_other_copy, serving_processes
@@ -52,13 +54,13 @@ class Serving:
                     self.host.name,
                     session.connection,
                     self._ask,
-                    session.inspection["state_dir"],
+                    session.inspection.state_dir,
                     port,
                     bool(self.host.venv),
                 ),
             )
         )
-        self._listing = list(session.target.processes)
+        self._listing = session.target.processes
         self._refuse_wrong_head()
 
     def _refuse_wrong_head(self) -> None:
@@ -66,8 +68,8 @@ class Serving:
         if not self.host.server:
             return
         for process in serving_processes(self.session.target, self.session.inspection):
-            rank = rank_of(process["argv"])
-            if port_of(process["argv"]) == self.client.port and (rank == 0) != self.host.answers:
+            rank = rank_of(process.argv)
+            if port_of(process.argv) == self.client.port and (rank == 0) != self.host.answers:
                 raise UsageProblem(
                     f"the process of {self.host.name} has --node-rank {rank}, but hosts.toml has {self.host.head} "
                     f"first of server {self.host.server}",
@@ -78,12 +80,13 @@ class Serving:
     def _ask(self, op: str, **request: Any) -> dict[str, Any]:
         """Target.ask, but the first look at the processes is the one that found the installation a moment ago."""
         if op == "processes" and self._listing:
-            return {"processes": [self._listing.pop() for _ in range(len(self._listing))]}
+            listing, self._listing = self._listing, ()
+            return {"processes": msgspec.to_builtins(listing), "missing": []}
         return self.session.target.ask(op, **request)
 
     def _port_of_process(self) -> int:
         serving = serving_processes(self.session.target, self.session.inspection)
-        ports = sorted({port_of(process["argv"]) for process in serving})
+        ports = sorted({port_of(process.argv) for process in serving})
         if len(ports) > 1:
             raise UsageProblem(
                 f"{len(ports)} servers run from this installation, on the ports " + ", ".join(map(str, ports)),
@@ -110,13 +113,13 @@ class Serving:
             return
         port = self.client.port
         for process in serving_processes(self.session.target, self.session.inspection):
-            if process["keeper"] and (port in process["listening"] or port_of(process["argv"]) == port):
-                refuse_kept(process, self.host.name)
+            if process.keeper and (port in process.listening or port_of(process.argv) == port):
+                refuse_kept(process, process.keeper, self.host.name)
 
     def others(self) -> list[str]:
         """Servers that run the same files and are not the one that is restarted, as lines for a reader."""
         serving = serving_processes(self.session.target, self.session.inspection)
-        return [describe_process(process) for process in serving if port_of(process["argv"]) != self.client.port]
+        return [describe_process(process) for process in serving if port_of(process.argv) != self.client.port]
 
     def answers(self) -> bool:
         """Whether the server answers at all, now."""
@@ -175,7 +178,7 @@ class Serving:
     def record_baseline(self) -> None:
         """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""
         baseline = record_baseline(self.client, self.suite, self.result.tell)
-        self.session.target.ask("state", put={BASELINE: baseline}, get=[])
+        self.session.target.keep(BASELINE, baseline)
 
     def restart(
         self, *, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None = None
@@ -312,7 +315,7 @@ class Serving:
     def smoke(self, *, sampled: bool, identity: str | None = None, started_after: float | None = None) -> None:
         """Run the suite, keep the result in the host's data; raises SmokeFailed, which names the failed checks."""
         suite = self.suite if sampled else dataclasses.replace(self.suite, temperatures=(0.0,), paths=())
-        kept = self.session.target.ask("state", put={}, get=[BASELINE])["values"][BASELINE]
+        kept = self.session.target.kept(BASELINE)
         wrong = problem(kept, (None, _BASELINE))
         if wrong:
             raise BadAnswer(

@@ -15,8 +15,8 @@ from typing import Any
 
 from patcher import errors
 from patcher.ssh.connection import Completed, Connection
+from patcher.typed import Frozen, Misfit, typed
 from patcher.wire import replies
-from patcher.wire.shapes import problem
 
 BOOTSTRAP = (
     'import sys,zlib;exec(compile(zlib.decompress(sys.stdin.buffer.read(int(sys.argv[1]))),"ddtree_agent","exec"))'
@@ -45,6 +45,17 @@ main()
 """
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
 SENT_ALONE = ("kernel_probe", "server")  # scripts of their own
+
+
+class AgentError(Frozen):
+    """Why the agent refuses. `kind` is the name of one of patcher.errors; `commands` are left to be typed by hand."""
+
+    kind: str
+    what: str
+    where: str
+    next: str
+    detail: str = ""
+    commands: tuple[str, ...] = ()
 
 
 def call_agent(
@@ -118,16 +129,17 @@ def _parsed(frame: bytes, host: str) -> dict[str, Any]:
 
 
 def _as_error(error: Any, host: str) -> errors.DdtreePatchError:
-    found = problem(error, replies.ERROR)
-    kind = None if found else getattr(errors, error["kind"], None)
+    try:
+        told = typed(error, AgentError)
+    except Misfit as misfit:
+        return replies.bad_answer(f"(an error of no known kind: {misfit})", host)
+    kind = getattr(errors, told.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, errors.DdtreePatchError)):
-        return replies.bad_answer(f"(an error of no known kind: {found or error['kind']})", host)
-    where = f"{host}: {error['where']}" if error["where"] else host
-    common = {"where": where, "next_step": error["next"], "detail": str(error.get("detail", ""))}
+        return replies.bad_answer(f"(an error of no known kind: {told.kind})", host)
+    where = f"{host}: {told.where}" if told.where else host
     if kind is errors.RollbackFailed:
-        commands = error.get("commands", [])
-        return kind(error["what"], commands=commands if not problem(commands, [str]) else [], **common)
-    return kind(error["what"], **common)
+        return kind(told.what, commands=told.commands, where=where, next_step=told.next, detail=told.detail)
+    return kind(told.what, where=where, next_step=told.next, detail=told.detail)
 
 
 def _no_reply(connection: Connection, python: str, done: Completed) -> errors.DdtreePatchError:

@@ -14,6 +14,8 @@ from typing import Any
 from patcher.errors import DdtreePatchError
 from patcher.plan.plan import make_plan, make_revert_plan
 from patcher.series.catalogue import load_series
+from patcher.wire.replies import reply_as
+from patcher.wire.types import Inspection
 from tests.faults.cells import JOBS, KILLED_AT, Job
 from tests.support.builders import make_series
 from tests.support.installations import Installation
@@ -91,7 +93,8 @@ class Starts:
     def _request(self, installation: Installation, stage: str) -> dict[str, Any]:
         """The commit that brings the installation there, by the plan that the command line makes."""
         series = load_series(self.folder / "series/sglang-0.5.11")
-        found = installation.ask("inspect", paths=sorted(series.files))
+        asked = {"op": "inspect", "paths": sorted(series.files)}
+        found = reply_as(Inspection, asked, installation.ask(**asked), "host")
         plan = make_revert_plan(found, series) if stage == "pristine" else make_plan(series, stage, found)
         receipt = plan.receipt() and plan.receipt() | {"by": "tests"}
         return {

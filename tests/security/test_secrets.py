@@ -13,6 +13,7 @@ from patcher.report.outcome import HostResult, Outcome
 from patcher.report.render import to_json, to_junit
 from patcher.server.client import HttpStatus, ServerBroke, SglangClient
 from patcher.ssh.connection import LocalConnection
+from tests.support.builders import process
 
 KEY = "sk-3cr3t-Value"
 
@@ -21,7 +22,7 @@ KEY = "sk-3cr3t-Value"
 def test_command_lines_are_shown_without_them(flag):
     for argv in (["python", flag, KEY, "--tp", "2"], ["python", f"{flag}={KEY}", "--tp", "2"]):
         assert KEY not in " ".join(redacted(argv)) and "--tp 2" in " ".join(redacted(argv))
-        assert KEY not in describe_process({"pid": 1, "listening": [], "argv": argv})
+        assert KEY not in describe_process(process(1, argv=tuple(argv)))
 
 
 @pytest.mark.parametrize(

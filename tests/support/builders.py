@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from base64 import b64encode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from patcher.series import udiff
 from patcher.series.model import Series
 from patcher.series.write import PatchText, write_series
+from patcher.typed import typed
+from patcher.wire.types import FileEntry, Inspection, Process, Receipt
 
 VERSION = "0.5.11"
 PRISTINE: dict[str, bytes | None] = {
@@ -106,6 +109,23 @@ def files_after(stage: str) -> dict[str, bytes | None]:
     return now
 
 
+def process(pid: int, venv: str = "/opt/v", port: int | None = None, **more: Any) -> Process:
+    """A launcher of SGLang that runs from ``venv`` and listens on ``port``, if there is one."""
+    fields = {
+        "argv": ("python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"),
+        "exe": "/usr/bin/python3.11",
+        "python": f"{venv}/bin/python",
+        "prefix": venv,
+        "real_prefix": venv,
+        "listening": (port,) if port else (),
+        "sglang_root": None,
+        "pycache_prefix": None,
+        "start_time": 1.0,
+        "keeper": None,
+    }
+    return Process(pid=pid, **{**fields, **more})
+
+
 def inspection(
     root: Path,
     paths: object,
@@ -113,34 +133,42 @@ def inspection(
     version: str = VERSION,
     backups: Mapping[str, bytes] | None = None,
     record: Mapping[str, str] | None = None,
-) -> dict:
+    **more: Any,
+) -> Inspection:
     """What the agent's inspect would say of these paths; ``backups`` maps paths to the bytes kept from before."""
     files = {}
     for path in paths:
         data = (root / path).read_bytes() if (root / path).is_file() else None
-        kept = (backups or {}).get(path)
-        files[path] = {
-            "sha256": None if data is None else hashlib.sha256(data).hexdigest(),
-            "record_sha256": (record or {}).get(path),
-            "size": None if data is None else len(data),
-            "mode": None if data is None else 0o644,
-            "uid": None if data is None else 0,
-            "data": None if data is None else b64encode(data).decode(),
-            "before_sha256": None if kept is None else hashlib.sha256(kept).hexdigest(),
-            "before_data": None if kept is None else b64encode(kept).decode(),
-        }
-    return {
+        files[path] = FileEntry(
+            sha256=None if data is None else hashlib.sha256(data).hexdigest(),
+            record_sha256=(record or {}).get(path),
+            size=None if data is None else len(data),
+            link=None,
+            links=None if data is None else 1,
+            data=data,
+            before_data=(backups or {}).get(path),
+        )
+    on_host = {"by": "someone", "host": {"commit_time": 1.7e9}}
+    fields = {
         "root": str(root),
         "version": version,
         "editable": False,
+        "state_dir": str(root / ".ddtree-patch"),
+        "package_dir": str(root / "sglang"),
         "files": files,
-        "receipt": receipt,
+        "interpreter": None,
+        "receipt": typed({**on_host, **receipt}, Receipt) if receipt else None,
         "receipt_state": "valid" if receipt else "none",
         "journal": False,
         "lock": None,
-        "state_dir": str(root / ".ddtree-patch"),
-        "writable": {},
+        "missing_backups": (),
+        "free_bytes": 1 << 40,
+        "recovered": "nothing",
+        "left": (),
+        "exposed": (),
+        "writable": None,
     }
+    return Inspection(**{**fields, **more})
 
 
 def _urlsafe(data: bytes) -> str:

@@ -18,7 +18,9 @@ from patcher.hosts import ServiceSettings
 from patcher.installation.command_line import apply_flags, port_of
 from patcher.installation.find import describe_process, redacted, without_secrets
 from patcher.ssh.connection import Completed, Connection
+from patcher.typed import typed
 from patcher.wire.answers import answer_of
+from patcher.wire.types import Process, Processes
 
 HOST_SCRIPT = Path(__file__).parents[2] / "agent" / "server.py"
 COMMAND_TIMEOUT_S = 600.0
@@ -73,10 +75,15 @@ class ServiceHost:
 
     def serving_pid(self) -> int | None:
         """The SGLang launcher that serves the port, else the youngest that was told it; for unsupervised servers."""
-        processes = self.ask("processes")["processes"]
-        serving = [p for p in processes if self.port in p["listening"]]
-        told = [p for p in processes if port_of(p["argv"]) == self.port]
-        return max(serving or told, key=lambda p: p["start_time"], default={"pid": None})["pid"]
+        processes = self.processes()
+        serving = [p for p in processes if self.port in p.listening]
+        told = [p for p in processes if port_of(p.argv) == self.port]
+        youngest = max(serving or told, key=lambda process: process.start_time, default=None)
+        return youngest.pid if youngest else None
+
+    def processes(self) -> tuple[Process, ...]:
+        """The SGLang launchers on the host."""
+        return typed(self.ask("processes"), Processes).processes
 
 
 class Service(ABC):
@@ -195,8 +202,7 @@ class Service(ABC):
 
     def started_since(self, when: float) -> list[str]:
         """The SGLang servers that were started on the host since then (unix time there), one line each."""
-        processes = self.host.ask("processes")["processes"]
-        return [describe_process(process) for process in processes if process["start_time"] >= when]
+        return [describe_process(process) for process in self.host.processes() if process.start_time >= when]
 
     def describe(self) -> dict[str, Any]:
         """For `doctor` and `status`: the adapter and the server's process, without secrets."""

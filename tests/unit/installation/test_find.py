@@ -1,37 +1,24 @@
 """Which installation is meant, and the servers that run it or another copy."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from patcher.errors import Conflict, NoInstallation, UsageProblem
 from patcher.hosts import EndpointSettings, HostSettings
 from patcher.installation import find
 from patcher.installation.find import find_target, redacted, refuse_other_copy, serving_processes
+from patcher.wire.types import Interpreter
+from tests.support import builders
+from tests.support.builders import process
 
 HOST = HostSettings("gpu", address="gpu")
 
 
-def process(pid, venv, port, **more):
-    return {
-        "pid": pid,
-        "python": f"{venv}/bin/python",
-        "exe": "/usr/bin/python3.11",
-        "prefix": venv,
-        "real_prefix": more.get("real_prefix", venv),
-        "listening": [port] if port else [],
-        "argv": ["python", "-m", "sglang.launch_server", "--port", str(port), "--api-key", "s3cret"],
-        "sglang_root": more.get("sglang_root"),
-        "pycache_prefix": None,
-        "start_time": 1.0,
-        "keeper": None,
-    }
-
-
 def inspection(venv):
-    return {
-        "root": f"{venv}/lib/site-packages",
-        "package_dir": f"{venv}/lib/site-packages/sglang",
-        "interpreter": {"real_prefix": venv},
-    }
+    interpreter = Interpreter(executable=f"{venv}/bin/python", version="3.11.7", prefix=venv, real_prefix=venv)
+    return builders.inspection(Path(f"{venv}/lib/site-packages"), (), interpreter=interpreter)
 
 
 @pytest.fixture
@@ -42,7 +29,7 @@ def host_runs(monkeypatch):
     def set_processes(*processes, missing=()):
         def call_agent(connection, python, request):
             asked.append(python)
-            return {"processes": list(processes), "missing": list(missing)}
+            return {"processes": msgspec.to_builtins(processes), "missing": list(missing)}
 
         monkeypatch.setattr(find, "call_agent", call_agent)
         return asked

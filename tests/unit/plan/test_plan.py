@@ -12,6 +12,7 @@ from patcher.errors import Conflict, Drift, Locked
 from patcher.plan.plan import Plan, make_plan, make_revert_plan
 from patcher.series import udiff_parse
 from patcher.series.udiff import apply
+from patcher.wire.types import Holder
 from tests.support.builders import DDTREE, PRISTINE, STAGES, files_after, inspection, make_package, make_series
 
 ARGS, INFO, NEW, WORKER = "sglang/srt/args.py", "sglang/srt/info.py", "sglang/srt/ddtree.py", "sglang/srt/worker.py"
@@ -142,8 +143,8 @@ def test_drift_on_a_patched_file_is_compared_with_the_patched_one(series, tmp_pa
 
 
 def test_files_that_someone_is_changing_are_no_drift(series, tmp_path):
-    found = inspection(make_package(tmp_path, PRISTINE | {ARGS: b""}), PATHS)
-    moving = {**found, "lock": {"who": "ann@desk", "host": "gpu1", "pid": 7, "since": 1.7e9}}
+    holder = Holder(who="ann@desk", host="gpu1", pid=7, since=1.7e9)
+    moving = inspection(make_package(tmp_path, PRISTINE | {ARGS: b""}), PATHS, lock=holder)
     for make in (lambda: make_plan(series, "ddtree", moving), lambda: make_revert_plan(moving, series)):
         with pytest.raises(Locked, match="ann@desk"):
             make()
@@ -214,7 +215,7 @@ def test_v2_over_v1_without_the_backups_is_refused(series, tmp_path):
 def test_a_stale_receipt_is_never_reversed(series, tmp_path):
     root = make_package(tmp_path)
     receipt = make_plan(series, "ddtree", inspection(root, PATHS)).receipt() | {"version": "0.5.10"}
-    stale = inspection(root, PATHS, receipt) | {"receipt_state": "stale"}
+    stale = inspection(root, PATHS, receipt, receipt_state="stale")
     with pytest.raises(Conflict, match="stale"):
         make_revert_plan(stale, series)
     plan = make_plan(series, "ddtree", stale)

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from patcher.errors import AuthenticationProblem, NotReady, UsageProblem
@@ -12,6 +13,7 @@ from patcher.server.services.base import UNREADABLE
 from patcher.server.services.registry import ServiceHost, make_service
 from patcher.smoke.checks import no_greedy_fallback_logged
 from patcher.ssh.connection import Completed
+from tests.support.builders import process
 
 SHOWN = {
     "LoadState": "loaded",
@@ -317,13 +319,17 @@ def test_command_that_fails_is_told_with_what_it_said():
 
 def test_command_takes_the_launcher_that_serves_the_port():
     processes = [
-        {"pid": 1, "listening": [31000], "argv": ["python", "--port", "31000"], "start_time": 3.0},
-        {"pid": 2, "listening": [30000], "argv": ["python"], "start_time": 1.0},
-        {"pid": 3, "listening": [], "argv": ["python", "--port=30000"], "start_time": 2.0},
+        process(1, port=31000, start_time=3.0),
+        process(2, port=30000, argv=("python",), start_time=1.0),
+        process(3, argv=("python", "--port=30000"), start_time=2.0),
     ]
-    host = ServiceHost("host", None, lambda op: {"processes": processes}, "/state", 30000)
+
+    def ask(op):
+        return {"processes": msgspec.to_builtins(processes), "missing": []}
+
+    host = ServiceHost("host", None, ask, "/state", 30000)
     assert host.serving_pid() == 2
-    processes[1]["listening"] = []
+    processes[1] = process(2, argv=("python",), start_time=1.0)
     assert host.serving_pid() == 3  # the youngest that was told this port
     processes.clear()
     assert host.serving_pid() is None
