@@ -26,7 +26,7 @@ from patcher.rollout import unexpected
 
 
 class Given(click.ParamType):
-    """Text that must not be empty: an unset shell variable is no way to say "the default"."""
+    """Text that must not be empty: an unset shell variable does not mean "the default"."""
 
     name = "text"
 
@@ -50,17 +50,22 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options that every command has."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
-        click.option("--config", type=click.Path(path_type=Path), help="The hosts file to read."),
-        click.option("--site-packages", type=Given(), metavar="DIR", help="A tree without interpreter: files only."),
-        click.option("--venv", type=Given(), metavar="PATH", help="The venv; without it, the serving process's own."),
-        click.option("--local", is_flag=True, help="This machine."),
+        click.option(
+            "--config",
+            type=click.Path(path_type=Path),
+            help="The hosts file; default: configs/hosts.toml, then ~/.config/ddtree-patch/hosts.toml.",
+        ),
+        click.option(
+            "--site-packages", type=Given(), metavar="DIR", help="A tree without an interpreter: change files only."
+        ),
+        click.option("--venv", type=Given(), metavar="PATH", help="The venv; default: that of the serving process."),
+        click.option("--local", is_flag=True, help="Work on this machine, without SSH."),
         click.option(
             "--limit",
             type=Given(),
             multiple=True,
             metavar="PATTERN",
-            help="Of the chosen hosts only those whose name, group or server fits, `gpu*` say. May be given "
-            "several times.",
+            help="Only chosen hosts whose name, group or server matches, such as `gpu*`. Repeatable.",
         ),
         click.option(
             "--host",
@@ -68,7 +73,7 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
             type=Given(),
             multiple=True,
             metavar="NAME|ADDRESS",
-            help="A host, group or multi-node server of hosts.toml, or an address. May be given several times.",
+            help="A host, group or multi-node server of hosts.toml, or an address. Repeatable.",
         ),
     ):
         command = option(command)
@@ -78,90 +83,101 @@ def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The options of commands that change hosts."""
     for option in (
-        click.option("--keep-going", is_flag=True, help="Change the good hosts although others have no plan or fail."),
+        click.option(
+            "--keep-going", is_flag=True, help="Continue with healthy hosts when others fail or cannot be planned."
+        ),
         click.option(
             "--report",
             type=NewFile(),
             metavar="FILE",
-            help="Keep the JSON document there too, up to date after every batch.",
+            help="Also write the JSON document there, updated after every batch.",
         ),
-        click.option("--all-at-once", is_flag=True, help="All hosts at the same time, none of them first."),
+        click.option("--all-at-once", is_flag=True, help="Change all hosts at once, without a first one alone."),
         click.option(
             "--batch",
             type=click.IntRange(min=1),
             metavar="N",
-            help="After the first host, N at a time (a multi-node server counts as one); default all.",
+            help="After the first host, N at a time (a multi-node server counts as one); default: all.",
         ),
     ):
         command = option(command)
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class InOrder(click.Group):
+    """Lists its commands in the order of work, which is the order of their definitions."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="ddtree-patch")
 def cli() -> None:
     """Bring a stock SGLang on a GPU host to exact DDTree speculative sampling, and back."""
 
 
-@cli.command("list")
-@common
-def list_(**options: Any) -> Outcome:
-    """The patch series that there are, and with hosts: what is installed and running there."""
-    return run.list_series(**options)
-
-
-@cli.command()
+@cli.command(short_help="Check whether a host is ready for apply")
 @common
 def doctor(**options: Any) -> Outcome:
-    """Look at everything that apply depends on, and try the kernel where apply would. Changes nothing."""
+    """Check everything that apply depends on, and try the kernel as apply would. Changes nothing."""
     return run.doctor(**options)
 
 
-@cli.command()
+@cli.command(short_help="Print the changes of apply as a diff")
 @common
-@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
+@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage: greedy or sampling.")
 def diff(**options: Any) -> Outcome:
     """Print what apply would change, as a unified diff against what is installed."""
     return run.diff(**options)
 
 
-@cli.command()
+@cli.command(short_help="Patch, restart, check; keep it or roll back")
 @common
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage of the series.")
+@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage: greedy or sampling.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
 @in_waves
 def apply(report: Path | None, **options: Any) -> Outcome:
-    """Patch, restart, wait until ready, check, and keep it; or put everything back."""
+    """Patch, restart, wait until ready and check. If anything fails, put everything back."""
     return _reported(run.apply, report, _json_bytes, options)
 
 
-@cli.command()
+@cli.command(short_help="Check files, kernel and running server")
 @common
 def verify(**options: Any) -> Outcome:
-    """Check that the patched files are intact, the kernel is right, and the server runs them."""
+    """Check that the patched files are intact, the kernel is right, and the server runs the patch."""
     return run.verify(**options)
 
 
-@cli.command()
+@cli.command("smoke-test", short_help="Run the smoke suite on the running server")
+@common
+@click.option("--suite", type=Given(), metavar="FILE|NAME", help="The suite to run.")
+@click.option("--junit", type=NewFile(), help="Write a JUnit report there.")
+def smoke_test(junit: Path | None, **options: Any) -> Outcome:
+    """Run the smoke suite against the running server."""
+    return _reported(run.smoke_test, junit, to_junit, options)
+
+
+@cli.command(short_help="Show what is patched, file by file")
 @common
 def status(**options: Any) -> Outcome:
-    """What is patched, by whom and when, and the state of each file."""
+    """Show what is patched, by whom and when, and the state of each file."""
     return run.status(**options)
 
 
-@cli.command()
+@cli.command(short_help="Restore the files and restart the server")
 @common
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-restart", is_flag=True, help="Change the files only.")
 @in_waves
 def revert(report: Path | None, **options: Any) -> Outcome:
-    """Put every file back as it was, and restart the server as it was."""
+    """Restore every file as it was before the first apply, and restart the server as it was."""
     return _reported(run.revert, report, _json_bytes, options)
 
 
-@cli.command()
+@cli.command(short_help="Restart the server, wait until it is ready")
 @common
 @in_waves
 def restart(report: Path | None, **options: Any) -> Outcome:
@@ -169,20 +185,18 @@ def restart(report: Path | None, **options: Any) -> Outcome:
     return _reported(run.restart, report, _json_bytes, options)
 
 
-@cli.command("smoke-test")
-@common
-@click.option("--suite", type=Given(), metavar="FILE|NAME", help="The suite to run.")
-@click.option("--junit", type=NewFile(), help="Write a JUnit report there.")
-def smoke_test(junit: Path | None, **options: Any) -> Outcome:
-    """Run the smoke suite against the server that is running."""
-    return _reported(run.smoke_test, junit, to_junit, options)
-
-
-@cli.command()
+@cli.command(short_help="List what was done, oldest first")
 @common
 def history(**options: Any) -> Outcome:
-    """What was done to the installation, oldest first."""
+    """List what was done to the installation, oldest first."""
     return run.history(**options)
+
+
+@cli.command("list", short_help="List the patch series, or what hosts run")
+@common
+def list_(**options: Any) -> Outcome:
+    """List the patch series; with hosts, list what is installed and running there."""
+    return run.list_series(**options)
 
 
 cli.add_command(fork)
@@ -206,7 +220,7 @@ def _json_bytes(outcome: Outcome) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit code."""
+    """Run the command line; return the exit code."""
     _open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -230,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def stopped(args: Sequence[str]) -> int:
-    """Say that an interrupt ended the command before a host was begun; gives the exit code."""
+    """Report an interrupt before the first host was touched; return the exit code."""
     return _failed(Interrupted("stopped", next_step="ddtree-patch status says where a host stands"), args)
 
 
@@ -264,14 +278,14 @@ def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchErro
 
 
 def _open_closed_streams() -> None:
-    """A stream that the caller closed (`>&-`) leads nowhere, so that what is said there fails nothing."""
+    """Send a stream that the caller closed (`>&-`) to nowhere, so that writing to it does not fail."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole run
 
 
 def _write_result(write: Callable[[], None]) -> bool:
-    """Write to stdout, to the end. A reader who left early (`| head`) had what he wanted; a full disk is a failure."""
+    """Write all of it to stdout. A reader that closed the pipe early (`| head`) is not a failure; a full disk is."""
     try:
         write()
         sys.stdout.flush()

@@ -22,16 +22,16 @@ FOLDER = click.Path(file_okay=False, resolve_path=True, path_type=Path)
 EXISTING = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
 work_option = click.option("--work", required=True, type=FOLDER, help="The git work tree.")
 wheels_option = click.option(
-    "--wheels", type=EXISTING, help="Take wheels from this directory; without it from the cache, which pip fills."
+    "--wheels", type=EXISTING, help="Take wheels from this directory; default: from the cache, which pip fills."
 )
 
 
-@click.group()
+@click.group(short_help="Edit or port a series as git commits")
 def fork() -> None:
     """Edit a series as git commits: make a work tree, port a series to another release, export the result."""
 
 
-@fork.command()
+@fork.command(short_help="Make a work tree of a release and its series")
 @click.argument("version")
 @work_option
 @click.option("--from-tree", "tree", type=EXISTING, help="A copy of your own site-packages; its files are the base.")
@@ -60,15 +60,13 @@ def init(version: str, work: Path, tree: Path | None, wheels: Path | None) -> No
     click.echo(f"Initialized {work}: {PACKAGE} {version}, {replay(work, series)} patches of {series.name}")
 
 
-@fork.command()
+@fork.command(short_help="Merge a series onto a work tree")
 @work_option
 @click.option("--from", "source", metavar="SERIES", help="The series to port: its name, or its directory.")
 @click.option("--to", "version", metavar="VERSION", help="Make the work tree first, of this release.")
-@click.option("--stage", "stages", multiple=True, metavar="STAGE", help="Port this stage only. May be given twice.")
-@click.option(
-    "--patch", "names", multiple=True, metavar="NAME", help="Port this patch only. May be given several times."
-)
-@click.option("--continue", "go_on", is_flag=True, help="Conflicts are resolved and added: go on.")
+@click.option("--stage", "stages", multiple=True, metavar="STAGE", help="Port this stage only. Repeatable.")
+@click.option("--patch", "names", multiple=True, metavar="NAME", help="Port this patch only. Repeatable.")
+@click.option("--continue", "go_on", is_flag=True, help="Continue after you resolved and added conflicts.")
 @wheels_option
 def port(
     work: Path,
@@ -100,7 +98,7 @@ def port(
     _merged(work, porting.start(work, series, wheel, chosen))
 
 
-@fork.command()
+@fork.command(short_help="Write the commits as a checked series")
 @work_option
 @click.option("--series", "directory", required=True, type=FOLDER, help="Where the series is written.")
 def export(work: Path, directory: Path) -> None:

@@ -72,6 +72,20 @@ def test_help_and_version_exit_0(capfd):
     assert code == 0 and "--dry-run" in out
 
 
+@pytest.mark.parametrize("group", [(), ("fork",)])
+def test_help_cuts_no_line(capfd, group):
+    code, out, _ = run(capfd, *group, "--help")
+    assert code == 0 and "..." not in out.partition("Commands:")[2]
+
+
+def test_help_lists_commands_in_the_order_of_work(capfd):
+    listed = [
+        line.split()[0] for line in run(capfd, "--help")[1].partition("Commands:")[2].splitlines() if line.strip()
+    ]
+    work = ["doctor", "apply", "verify", "smoke-test", "status", "revert"]
+    assert [name for name in listed if name in work] == work
+
+
 def test_a_bug_exits_1_with_a_log_to_paste(capfd, monkeypatch):
     def broken(**options):
         raise ZeroDivisionError("seven")
