@@ -18,18 +18,18 @@ Written by `python -m scripts.apply_bench.page {sources}`; not to be edited. {da
 ({cpu}), {versions}.
 
 `ddtree-patch apply --no-restart --all-at-once` of the real series ({files} files, {kilobytes} kB, as patches
-{patch_kilobytes} kB) onto copies of the real unpacked wheel (`--site-packages`: a tree without interpreter, so that no
-import check is in the figures, as Ansible has none), each behind a real sshd on loopback. The whole command is
-measured, from the start of its Python to its end, logins, backups, journal, syntax check, fsyncs and reading back
-included. The added round trip is that of a relay: half of it each way, and one and a half for a new connection, as
-TCP takes them; TCP's slow start is not modelled. Ansible is at its best: pipelining, forks = hosts, no facts, and
-connections that an earlier play left open (ControlPersist), so that it pays for no login. It writes in place, without
-journal, backup or sync, and its outcome is compared with the same hashes.
+{patch_kilobytes} kB) onto copies of the real unpacked wheel, each behind a real sshd on loopback. With
+`--site-packages` there is no interpreter and so no import check, as Ansible has none. The time is that of the whole
+command, from the start of its Python to its end: logins, backups, journal, syntax check, fsyncs and reading back
+included. A relay adds the round trip: half of it each way, and one and a half for a new connection, as TCP takes; it
+does not model TCP's slow start. Ansible runs at its best: pipelining, forks = hosts, no facts, and connections that an
+earlier play left open (ControlPersist), so it pays for no login. It writes in place, without journal, backup or sync,
+and its outcome is compared with the same hashes.
 
-Medians in seconds, n = number of runs, in turns; `x` is how many times as long as ddtree-patch in the same run. The
-machine was shared: `load` is the median load average before ddtree-patch's runs; above the number of cores, absolute
-times are those of a machine that does other work, and only the ratios say something. Hosts, relay, sshds and the
-command share the {cores} cores, so many hosts show the processor time of all of them, which real hosts do not share.
+Medians in seconds, n = number of runs, in turns; `x` is the ratio to ddtree-patch in the same run. The machine was
+shared: `load` is the median load average before ddtree-patch's runs. Above the number of cores, trust the ratios, not
+the absolute times. Hosts, relay, sshds and the command share the {cores} cores, so the rows of many hosts include the
+processor time of all of them, which real hosts do not share.
 """
 
 

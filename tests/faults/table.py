@@ -76,30 +76,29 @@ def _machine() -> str:
 PAGE = """
 # Fault matrix
 
-What an operator finds when a command is struck in the middle: every job, before every step of its transaction
+What an operator finds when a fault strikes a command in the middle: every job, before every step of its transaction
 (`patcher/agent/steps.py`), by every cause. Written by `python -m tests.faults.run --whole --markdown
 docs/fault-matrix.md`; not to be edited. `make test-long` runs the same, `make test` a thinned one.
 
 How to read a cell: the exit code of the struck command, the files of the package and RECORD right after it (by the
-sha256 and mode of every file), what the next command of any kind said that it did with what it found, and the files
-then. `3 mixed, then old (undone)`: exit 3, files of both kinds, and the next command undid it. An exit code of 8 says
-that hands are needed: until the cause is taken away, not every file can be put back. The steps with a number happen
-once a file.
+sha256 and mode of every file), what the next command of any kind did with what it found, as it reported, and the
+files then. `3 mixed, then old (undone)`: exit 3, files of both kinds, and the next command undid it. Exit code 8 means
+that hands are needed: not every file can be put back until the cause is gone. Steps with a number happen once a file.
 
-- `killed` in place of an exit code: the command line itself was killed, and has none.
-- `end:1` is no step: the reply has been given, and only a power loss can still strike. A blank cell is a combination
+- `killed` instead of an exit code: the command line itself was killed, and has none.
+- `end:1` is not a step: the reply has been given, and only a power loss can still strike. A blank cell is a combination
   that does not exist.
-- New files say nothing of the server. With exit code 3 or `killed` the commit was finished, by the agent alone or by
-  the next command, and nobody was left to restart the server: **the old server runs on, with the old files in memory**.
-  `verify` says so, and the next `apply` changes no file and restarts it; so does the next `revert` after a revert.
+- New files say nothing about the server. With exit code 3 or `killed`, the agent alone or the next command finished the
+  commit, and nobody was left to restart the server: **the old server still runs, with the old files in memory**.
+  `verify` says so, and the next `apply` changes no file and restarts it; after a revert, the next `revert` does.
 
-In every cell it is also checked that the journal told which of the two it would be, that no temporary file, lock,
-superfluous or damaged backup, or stale bytecode remains after the next command, and that the exit code is one that the
-README promises: 0 only with what was asked for done (what could not be removed is named in the reply), 4 only with all
-files old, 8 only with a journal that the next command goes by, 3 where nobody was there to answer. ENOSPC, EROFS,
+Every cell also checks that the journal told which of the two it would be; that no temporary file, lock, superfluous or
+damaged backup, or stale bytecode remains after the next command; and that the exit code is one that the README
+promises: 0 only if the request was carried out (the reply names what could not be removed), 4 only with all files old,
+8 only with a journal that the next command follows, 3 where nobody was there to answer. ENOSPC, EROFS,
 EBUSY and EACCES last until after a first further command, which must not make it worse.
 
-The causes are real ones, put in place while the agent stands still before the step (`DDTREE_AGENT_STOP_AT`, a SIGSTOP
+The causes are real, and set up while the agent stands still before the step (`DDTREE_AGENT_STOP_AT`, a SIGSTOP
 that it gives itself):
 
 - **SIGKILL**: the agent is killed.
@@ -109,12 +108,12 @@ that it gives itself):
 - **EROFS**: a read-only bind mount over the whole environment.
 - **EBUSY**: the next file to be replaced or put back is a mount point.
 - **EACCES**: the package's directories have no write bits; the agent runs without the capability to ignore that.
-- **changed file**: someone appends a line to `worker.py`, which must never be lost. After exit 8 the commands that it
-  printed are run.
+- **changed file**: someone appends a line to `worker.py`, which must never be lost. After exit 8 the printed commands
+  are run.
 - **power loss**: the installation lies on ext4 in an image file, mounted `data=writeback,noauto_da_alloc,commit=300`;
   the image is copied as it stands, without what the page cache holds, and the copy is mounted in its place. `end` is a
   power loss right after the reply.
 
-Power loss by ext4 is one real file system with one real order of its writes; it replays its journal in order, so a
-missing fsync of a directory may go unseen where a later one makes up for it. It is no proof for other file systems.
+ext4 is one real file system with one real order of its writes. It replays its journal in order, so a missing fsync of a
+directory may go unseen where a later one makes up for it. It proves nothing about other file systems.
 """

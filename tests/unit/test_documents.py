@@ -1,4 +1,4 @@
-"""Documents: every relative link leads somewhere, and every command line shown has options that exist."""
+"""Documents: relative links lead somewhere, command lines have options that exist, hosts.toml loads."""
 
 import re
 import shlex
@@ -8,6 +8,7 @@ import click
 import pytest
 
 from patcher.cli import cli
+from patcher.hosts import load_config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -17,6 +18,7 @@ DOCUMENTS = [
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -50,6 +52,16 @@ def test_command_lines_have_options_that_exist(document):
             elif word.startswith("-"):
                 known = {name for param in command.params for name in param.opts} | {"-h", "--help"}
                 assert word.partition("=")[0] in known, line
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/services.md"])
+def test_every_hosts_toml_loads(document, tmp_path):
+    blocks = TOML.findall((ROOT / document).read_text())
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "hosts.toml"
+        path.write_text(block)
+        assert load_config(path)
 
 
 def _command_lines(text: str) -> list[str]:
