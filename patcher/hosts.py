@@ -1,30 +1,31 @@
-"""hosts.toml -> typed settings.
+"""Hosts: their settings, and which of them a command means.
 
-The file is read strictly: a key that the tool does not know is refused with its file and full name, because a misspelt
-`requrie = false` that is silently ignored is found out on a production host. Every setting has a default, so a host
-needs no entry at all: an address that is not in the file is a host by itself, and `ssh -G` says how to reach it.
+Every setting has a default, so a host needs no entry in hosts.toml: an address that is not in the file is a host by
+itself, and `ssh -G` says how to reach it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+from msgspec.structs import replace
 
 from patcher.errors import UsageProblem
+from patcher.typed import Settings
 
-SERVICE_KINDS = ("process", "systemd", "supervisor", "docker", "command", "none")
-SYSTEMD_SCOPES = ("system", "user")
 LOCAL_NAME = "local"
 
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Command = Annotated[tuple[str, ...], Meta(min_length=1)]  # one string a word: no shell takes it apart
 
-@dataclass(frozen=True)
-class ServiceSettings:
+
+class ServiceSettings(Settings, frozen=True):
     """How the server is stopped and started.
 
     `args` are flags set on the server's own command line while the patch is in place (adapter `process`): a string is
@@ -34,25 +35,24 @@ class ServiceSettings:
     file the server writes to, where it cannot be found out.
     """
 
-    kind: str = "process"
+    kind: Literal["process", "systemd", "supervisor", "docker", "command", "none"] = "process"
     unit: str = ""
-    scope: str = "system"
+    scope: Literal["system", "user"] = "system"
     program: str = ""
     container: str = ""
-    control: tuple[str, ...] = ()
-    restart: tuple[str, ...] = ()
-    stop: tuple[str, ...] = ()
-    start: tuple[str, ...] = ()
+    control: Command = ()
+    restart: Command = ()
+    stop: Command = ()
+    start: Command = ()
     log: str = ""
-    args: Mapping[str, str | bool] = field(default_factory=dict)
+    args: dict[str, str | bool] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class EndpointSettings:
+class EndpointSettings(Settings, frozen=True):
     """Where the server answers, as seen from its own host. `port` None: as on the serving process's command line."""
 
     host: str = "127.0.0.1"
-    port: int | None = None
+    port: Port | None = None
     api_key_env: str = ""
 
     def api_key(self) -> str | None:
@@ -72,29 +72,25 @@ class EndpointSettings:
         return key
 
 
-@dataclass(frozen=True)
-class ReadySettings:
+class ReadySettings(Settings, frozen=True):
     """`deadline`: seconds from the start of the server until it must have answered."""
 
-    deadline: float = 1800.0
+    deadline: Annotated[float, Meta(gt=0, le=10**9)] = 1800.0
 
 
-@dataclass(frozen=True)
-class SmokeSettings:
+class SmokeSettings(Settings, frozen=True):
     """`suite`: the path of a suite file, or the name of one in configs/; empty: the default suite."""
 
     suite: str = ""
 
 
-@dataclass(frozen=True)
-class KernelSettings:
+class KernelSettings(Settings, frozen=True):
     """`require` False turns a missing kernel into a warning."""
 
     require: bool = True
 
 
-@dataclass(frozen=True)
-class HostSettings:
+class HostSettings(Settings, frozen=True):
     """One host. `address` is what ssh is asked for (a name from ssh_config, or an address).
 
     Hosts that name the same `server` are the nodes of one multi-node SGLang server. `head` is not in the file: it is
@@ -105,15 +101,15 @@ class HostSettings:
     name: str
     address: str = ""
     user: str = ""
-    port: int | None = None
+    port: Port | None = None
     local: bool = False
     venv: str = ""
     site_packages: str = ""
     sudo: bool = False
     group: str = ""
     server: str = ""
-    head: str = field(default="", metadata={"derived": True})
-    config: Path | None = field(default=None, metadata={"derived": True})
+    head: str = ""
+    config: Path | None = None
     service: ServiceSettings = ServiceSettings()
     endpoint: EndpointSettings = EndpointSettings()
     ready: ReadySettings = ReadySettings()
@@ -159,7 +155,7 @@ class Config:
                         where=str(self.source),
                         next_step="give the name of the one that is meant",
                     )
-            for host in members or [dataclasses.replace(self.defaults, name=name, address=name)]:
+            for host in members or [replace(self.defaults, name=name, address=name)]:
                 chosen[host.name] = host
         return tuple(chosen.values())
 
@@ -191,166 +187,9 @@ class Config:
 
     def local(self) -> HostSettings:
         """This machine: the host called `local` where the file has one, else the defaults."""
-        host = self.hosts.get(LOCAL_NAME, dataclasses.replace(self.defaults, name=LOCAL_NAME))
-        return dataclasses.replace(host, local=True)
+        host = self.hosts.get(LOCAL_NAME, replace(self.defaults, name=LOCAL_NAME))
+        return replace(host, local=True)
 
 
 def _fits(host: HostSettings, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (host.name, host.group, host.server) if name)
-
-
-def searched() -> tuple[Path, ...]:
-    """Where the hosts file is looked for when none is named, in this order."""
-    return Path("configs/hosts.toml"), Path.home() / ".config/ddtree-patch/hosts.toml"
-
-
-def load_config(explicit: Path | None = None) -> Config:
-    """Read `explicit`, or the first file of `searched`.
-
-    Without any, the configuration is empty. Raises UsageProblem for a file that is missing (when named), is not TOML,
-    or has a key, type or value that the tool does not know.
-    """
-    if explicit is not None:
-        return _read(explicit)
-    for candidate in searched():
-        if candidate.is_file():
-            return _read(candidate)
-    return Config(hosts={}, defaults=HostSettings(name=""), source=None)
-
-
-def _read(path: Path) -> Config:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageProblem(
-            f"cannot read the hosts file: {error.strerror}", where=str(path), next_step="check --config"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageProblem(
-            f"not a TOML file: {error}", where=str(path), next_step="correct the file at that place"
-        ) from error
-    for key in document:
-        if key not in ("defaults", "hosts"):
-            raise _refuse(path, key, "unknown table; the file has [defaults] and [hosts.NAME]")
-    shared = _table(document.get("defaults", {}), "defaults", path)
-    for key in ("name", "address", "local", "group", "server"):
-        if key in shared:
-            raise _refuse(path, f"defaults.{key}", "this key belongs to one host, not to the defaults")
-    defaults = _build(HostSettings, {"name": ""} | shared, "defaults", path)
-    hosts = {}
-    for name, entry in _table(document.get("hosts", {}), "hosts", path).items():
-        where = f"hosts.{name}"
-        entry = _table(entry, where, path)
-        if "name" in entry:
-            raise _refuse(path, f"{where}.name", "unknown key; the host's name is the name of its table")
-        host = _build(HostSettings, {"name": name} | _merge(shared, entry), where, path)
-        hosts[name] = host if host.local or host.address else dataclasses.replace(host, address=name)
-    heads: dict[str, str] = {}
-    for host in hosts.values():
-        if host.group in hosts:
-            raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a host already")
-        if host.group and any(host.group == other.server for other in hosts.values()):
-            raise _refuse(path, f"hosts.{host.name}.group", f"{host.group!r} is a multi-node server already")
-        if host.server:
-            heads.setdefault(host.server, host.name)
-            hosts[host.name] = dataclasses.replace(host, head=heads[host.server])
-        if host.server and host.service.kind == "command" and not (host.service.stop and host.service.start):
-            raise _refuse(
-                path,
-                f"hosts.{host.name}.service",
-                "a node of a multi-node server needs stop and start: all nodes are stopped before one is started",
-            )
-        if host.venv and host.site_packages:
-            raise _refuse(path, f"hosts.{host.name}", "venv and site_packages exclude each other")
-    return Config(hosts=hosts, defaults=defaults, source=path)
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on `base`, table by table, except `service.args`, which is one value: flags do not add up."""
-    merged = dict(base)
-    for key, value in over.items():
-        inherited = merged.get(key)
-        both = isinstance(inherited, Mapping) and isinstance(value, Mapping) and key != "args"
-        merged[key] = _merge(inherited, value) if both else value
-    return merged
-
-
-def _build(cls: type, table: Mapping[str, Any], where: str, path: Path) -> Any:
-    """An instance of the dataclass `cls` from a TOML table; refuses what is not a field of it, or of another type."""
-    fields = {f.name: f for f in dataclasses.fields(cls) if not f.metadata.get("derived")}
-    values = {}
-    for key, value in table.items():
-        name = f"{where}.{key}"
-        if key not in fields:
-            raise _refuse(path, name, f"unknown key; known here: {', '.join(k for k in fields if k != 'name')}")
-        values[key] = _value(fields[key], value, name, path)
-    built = cls(**values)
-    _check(built, where, path)
-    return built
-
-
-def _value(spec: dataclasses.Field, value: Any, name: str, path: Path) -> Any:
-    kind = spec.type
-    if kind in _NESTED:
-        return _build(_NESTED[kind], _table(value, name, path), name, path)
-    if spec.name == "args":
-        return _flags(value, name, path)
-    if kind == "tuple[str, ...]":
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-            raise _refuse(path, name, "must be a list of strings, one a word of the command (no shell)")
-        return tuple(value)
-    if kind == "bool" and isinstance(value, bool):
-        return value
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "int | None" and isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= 65535:
-            raise _refuse(path, name, f"{value} is not a port number")
-        return value
-    if kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not 0 < value < float("inf"):
-            raise _refuse(path, name, "must be a number of seconds above 0")
-        return float(value)
-    expected = {"bool": "true or false", "str": "a string", "int | None": "a whole number", "float": "a number"}[kind]
-    raise _refuse(path, name, f"must be {expected}, not {value!r}")
-
-
-def _flags(value: Any, name: str, path: Path) -> dict[str, str | bool]:
-    flags: dict[str, str | bool] = {}
-    for flag, setting in _table(value, name, path).items():
-        if not flag.startswith("--"):
-            raise _refuse(path, f"{name}.{flag}", "a flag of the server starts with --")
-        if not isinstance(setting, (str, bool, int, float)):
-            raise _refuse(path, f"{name}.{flag}", "must be a string, number, true (bare flag) or false (flag off)")
-        flags[flag] = setting if isinstance(setting, bool) else str(setting)
-    return flags
-
-
-def _check(built: Any, where: str, path: Path) -> None:
-    """Values that must be one of a few, and keys that a kind of service cannot do without."""
-    if not isinstance(built, ServiceSettings):
-        return
-    if built.kind not in SERVICE_KINDS:
-        raise _refuse(path, f"{where}.kind", f"{built.kind!r} is not one of {', '.join(SERVICE_KINDS)}")
-    if built.scope not in SYSTEMD_SCOPES:
-        raise _refuse(path, f"{where}.scope", f"{built.scope!r} is not one of {', '.join(SYSTEMD_SCOPES)}")
-    needed = {"systemd": "unit", "supervisor": "program", "docker": "container", "command": "restart"}.get(built.kind)
-    if needed and not getattr(built, needed) and where.startswith("hosts."):
-        raise _refuse(path, f"{where}.{needed}", f"kind = {built.kind!r} needs this key")
-    if built.args and built.kind != "process":
-        raise _refuse(path, f"{where}.args", "only kind = 'process' sets flags; put them where the service is defined")
-
-
-def _table(value: Any, name: str, path: Path) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _refuse(path, name, "must be a table")
-    return value
-
-
-def _refuse(path: Path, key: str, why: str) -> UsageProblem:
-    return UsageProblem(f"{key}: {why}", where=str(path), next_step=f"correct {key} in {path}")
-
-
-_NESTED = {
-    cls.__name__: cls for cls in (ServiceSettings, EndpointSettings, ReadySettings, SmokeSettings, KernelSettings)
-}

@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from patcher.errors import DdtreePatchError, SeriesProblem  # noqa: E402
-from patcher.series.catalogue import SETTINGS, catalogue, read_settings  # noqa: E402
+from patcher.series.catalogue import catalogue  # noqa: E402
 from patcher.series.export import export  # noqa: E402
 from patcher.series.refresh import repin, unused  # noqa: E402
 from patcher.series.releases import find_wheel  # noqa: E402
+from patcher.series.settings import SETTINGS, read_settings  # noqa: E402
 from patcher.series.worktree import base_of  # noqa: E402
 
 FOLDER = click.Path(file_okay=False, resolve_path=True, path_type=Path)
@@ -67,7 +68,7 @@ def directory_of(work: Path, patches: Path) -> Path:
     base = base_of(work)
     for path in sorted(patches.glob(f"*/{SETTINGS}")):
         settings = read_settings(path.parent)
-        if settings["package"] == base.package and base.version in settings["versions"]:
+        if settings.package == base.package and base.version in settings.versions:
             return path.parent
     return patches / f"{base.package}-{base.version}"
 

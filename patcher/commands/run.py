@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from patcher.commands.apply import Apply, ApplyOptions
 from patcher.commands.doctor import Doctor
 from patcher.commands.revert import Revert, RevertOptions
@@ -13,7 +15,8 @@ from patcher.commands.serve import Restart, SmokeTest
 from patcher.commands.status import Diff, History, List, Status, describe_series
 from patcher.commands.verify import Verify
 from patcher.errors import UsageProblem
-from patcher.hosts import LOCAL_NAME, HostSettings, load_config, searched
+from patcher.hosts import LOCAL_NAME, HostSettings
+from patcher.hosts_file import load_config, searched
 from patcher.installation.session import Session
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
@@ -67,10 +70,10 @@ class Selection:
         if whole:
             config.whole(hosts)
         if self.venv:
-            hosts = tuple(dataclasses.replace(host, venv=self.venv, site_packages="") for host in hosts)
+            hosts = tuple(replace(host, venv=self.venv, site_packages="") for host in hosts)
         if self.site_packages:
-            hosts = tuple(dataclasses.replace(host, site_packages=self.site_packages, venv="") for host in hosts)
-        return tuple(dataclasses.replace(host, config=self.config) for host in hosts)
+            hosts = tuple(replace(host, site_packages=self.site_packages, venv="") for host in hosts)
+        return tuple(replace(host, config=self.config) for host in hosts)
 
     def look(self, command: str, job: Callable[[Session], Job], so_far: SoFar = nobody) -> Outcome:
         """A job that only reads, on every host that can be reached."""

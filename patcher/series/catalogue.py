@@ -12,16 +12,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from base64 import b64decode
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from patcher.errors import Conflict, SeriesProblem
 from patcher.series import udiff, udiff_parse
 from patcher.series.model import PRISTINE, UNKNOWN, FileState, Patch, Series, Stage, line_digest, sha256
+from patcher.series.settings import SETTINGS, PatchTable, StageTable, problem, read_settings
 from patcher.series.support import load_support
 from patcher.series.udiff_names import nested
 from patcher.series.versions import order
@@ -29,7 +28,6 @@ from patcher.shipped import shipped
 
 ROOT_VARIABLE = "DDTREE_PATCH_SERIES_ROOT"
 ABSENT = "absent"
-SETTINGS = "series.toml"
 LINES = "lines.json"
 CORE = "core"
 DIGEST_SIZE = len(line_digest(b""))
@@ -43,32 +41,18 @@ def load_series(directory: Path) -> Series:
     """Read and check one series.  Raises SeriesProblem, which names the file and what is wrong with it."""
     where = str(directory / SETTINGS)
     table = read_settings(directory)
-    _keys(
-        table,
-        {
-            "name": str,
-            "package": str,
-            "versions": list,
-            "ops": list,
-            "stages": list,
-            "patches": list,
-            "files": dict,
-            "lines_sha256": str,
-        },
-        where,
-    )
-    if not table["package"].isidentifier():
-        raise _problem(f"{table['package']!r} is no name of a package", where)
-    stages = tuple(_stage(entry, where) for entry in table["stages"])
+    if not table.package.isidentifier():
+        raise problem(f"{table.package!r} is no name of a package", where)
+    stages = tuple(_stage(entry, where) for entry in table.stages)
     series = Series(
-        name=table["name"],
-        package=table["package"],
-        versions=_strings(table["versions"], "versions", where),
+        name=table.name,
+        package=table.package,
+        versions=table.versions,
         stages=stages,
-        patches=tuple(_patch(directory, entry, where) for entry in table["patches"]),
-        files={path: _file_state(path, entry, stages, where) for path, entry in table["files"].items()},
-        ops=_strings(table["ops"], "ops", where),
-        line_digests=_lines(directory, table["lines_sha256"]),
+        patches=tuple(_patch(directory, entry, where) for entry in table.patches),
+        files={path: _file_state(path, entry, stages, where) for path, entry in table.files.items()},
+        ops=table.ops,
+        line_digests=_lines(directory, table.lines_sha256),
         directory=directory,
         support=load_support(directory),
     )
@@ -79,25 +63,16 @@ def load_series(directory: Path) -> Series:
     return series
 
 
-def read_settings(directory: Path) -> dict[str, Any]:
-    """series.toml as it stands there; raises SeriesProblem if it cannot be read."""
-    path = directory / SETTINGS
-    try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib lets numbers that are too long and depth through
-        raise _problem(f"cannot be read: {error}", str(path)) from error
-
-
 def check_against(series: Series, pristine: Mapping[str, bytes | None]) -> None:
     """Prove with the pristine files that each stage has the hashes that series.toml says; raises SeriesProblem."""
     for path, file in series.files.items():
         if sha256(pristine[path]) != file.pristine:
-            raise _problem(f"{path} is not the pristine file that series.toml names", series.name)
+            raise problem(f"{path} is not the pristine file that series.toml names", series.name)
         for stage in series.stages:
             try:
                 series.render(path, pristine[path], stage.name)
             except Conflict as error:
-                raise _problem(f"stage {stage.name} does not come out right: {error}", series.name) from error
+                raise problem(f"stage {stage.name} does not come out right: {error}", series.name) from error
 
 
 def catalogue(root: Path | None = None) -> tuple[Series, ...]:
@@ -108,7 +83,7 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
     if root is None:
         root = Path(os.environ.get(ROOT_VARIABLE) or shipped("patches"))
     if (root / CORE / SETTINGS).exists():
-        raise _problem(f"{CORE}/ holds what series share and cannot be a series itself", str(root / CORE / SETTINGS))
+        raise problem(f"{CORE}/ holds what series share and cannot be a series itself", str(root / CORE / SETTINGS))
     found = tuple(load_series(path.parent) for path in sorted(root.glob(f"*/{SETTINGS}")))
     if not found:
         raise SeriesProblem(
@@ -120,64 +95,63 @@ def catalogue(root: Path | None = None) -> tuple[Series, ...]:
             other = claims.setdefault((series.package, version), series.directory)
             if other != series.directory:
                 both = f"{other.name} and {series.directory.name}"
-                raise _problem(f"{both} are both for {series.package} {version}", str(root))
+                raise problem(f"{both} are both for {series.package} {version}", str(root))
     return tuple(sorted(found, key=lambda series: (series.package, order(series.versions[0]))))
 
 
-def _stage(entry: Any, where: str) -> Stage:
-    _keys(entry, {"name": str, "purpose": str}, where)
-    if not STAGE_NAME.fullmatch(entry["name"]) or entry["name"] in (PRISTINE, UNKNOWN):
-        raise _problem(f"{entry['name']!r} is no name for a stage", where)
-    return Stage(entry["name"], entry["purpose"])
+def _stage(entry: StageTable, where: str) -> Stage:
+    if not STAGE_NAME.fullmatch(entry.name) or entry.name in (PRISTINE, UNKNOWN):
+        raise problem(f"{entry.name!r} is no name for a stage", where)
+    return Stage(entry.name, entry.purpose)
 
 
-def _patch(directory: Path, entry: Any, where: str) -> Patch:
-    _keys(entry, {"file": str, "stage": str, "purpose": str, "sha256": str}, where)
-    shared = CORE_FILE.fullmatch(entry["file"])
-    name = shared or PATCH_FILE.fullmatch(entry["file"])
+def _patch(directory: Path, entry: PatchTable, where: str) -> Patch:
+    shared = CORE_FILE.fullmatch(entry.file)
+    name = shared or PATCH_FILE.fullmatch(entry.file)
     if not name:
-        raise _problem(f"{entry['file']!r} is not named like 0001-some-name.patch or ../{CORE}/some-name.patch", where)
-    path = directory.parent / CORE / f"{name[1]}.patch" if shared else directory / entry["file"]
+        raise problem(f"{entry.file!r} is not named like 0001-some-name.patch or ../{CORE}/some-name.patch", where)
+    path = directory.parent / CORE / f"{name[1]}.patch" if shared else directory / entry.file
     raw = _read(path)
-    if sha256(raw) != entry["sha256"]:
+    if sha256(raw) != entry.sha256:
         if shared:
             raise SeriesProblem(
                 f"the shared patch is not the one that {directory.name} pins: its sha256 differs",
                 where=str(path),
                 next_step="restore the file, or pin and re-check every series with scripts/refresh_series.py",
             )
-        raise _problem("the patch is not the one that series.toml names: its sha256 differs", str(path))
+        raise problem("the patch is not the one that series.toml names: its sha256 differs", str(path))
     files = _parse(raw, str(path))
     if shared:
         for file in files:
             if file.kind != "create":
-                raise _problem(f"a shared patch may only add files; this one changes {file.path}", str(path))
-    return Patch(name[1], entry["file"], entry["stage"], entry["purpose"], files, entry["sha256"])
+                raise problem(f"a shared patch may only add files; this one changes {file.path}", str(path))
+    return Patch(name[1], entry.file, entry.stage, entry.purpose, files, entry.sha256)
 
 
 # A shared patch is read by every series of a catalogue.
 _parse = lru_cache(maxsize=32)(udiff_parse.parse)
 
 
-def _file_state(path: str, entry: Any, stages: tuple[Stage, ...], where: str) -> FileState:
-    names = [stage.name for stage in stages]
-    _keys(entry, dict.fromkeys([PRISTINE, *names], str), f"{where}, {path}")
+def _file_state(path: str, entry: Mapping[str, str], stages: tuple[Stage, ...], where: str) -> FileState:
+    states = [PRISTINE, *(stage.name for stage in stages)]
+    for key in sorted(set(entry) ^ set(states)):
+        raise problem(f"files: {path}: {key}: {'unknown key' if key in entry else 'is missing'}", where)
     for value in entry.values():
         if value != ABSENT and not SHA256.fullmatch(value):
-            raise _problem(f"{value!r} is neither a sha256 nor {ABSENT!r}", f"{where}, {path}")
+            raise problem(f"{value!r} is neither a sha256 nor {ABSENT!r}", f"{where}, {path}")
     hashes = {name: None if value == ABSENT else value for name, value in entry.items()}
-    return FileState(hashes[PRISTINE], {name: hashes[name] for name in names})
+    return FileState(hashes.pop(PRISTINE), {name: hashes[name] for name in states[1:]})
 
 
 def _lines(directory: Path, expected: str) -> dict[str, tuple[bytes, ...]]:
     path = directory / LINES
     raw = _read(path)
     if sha256(raw) != expected:
-        raise _problem("not the file that series.toml names: its sha256 differs", str(path))
+        raise problem("not the file that series.toml names: its sha256 differs", str(path))
     try:
         packed = {name: b64decode(text, validate=True) for name, text in json.loads(raw).items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise _problem(f"cannot be read: {error}", str(path)) from error
+        raise problem(f"cannot be read: {error}", str(path)) from error
     return {
         name: tuple(data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE))
         for name, data in packed.items()
@@ -187,16 +161,16 @@ def _lines(directory: Path, expected: str) -> dict[str, tuple[bytes, ...]]:
 def _check_stages(series: Series, where: str) -> None:
     names = [stage.name for stage in series.stages]
     if len(set(names)) != len(names) or not names:
-        raise _problem("the stages' names are not distinct, or there is none", where)
+        raise problem("the stages' names are not distinct, or there is none", where)
     used = [patch.stage for patch in series.patches]
     for stage in used:
         if stage not in names:
-            raise _problem(f"a patch is of stage {stage!r}, which is not listed", where)
+            raise problem(f"a patch is of stage {stage!r}, which is not listed", where)
     if used != sorted(used, key=names.index):
-        raise _problem("the patches are not in the order of their stages", where)
+        raise problem("the patches are not in the order of their stages", where)
     for name in names:
         if name not in used:
-            raise _problem(f"no patch is of stage {name}", where)
+            raise problem(f"no patch is of stage {name}", where)
 
 
 def _check_paths(series: Series, where: str) -> None:
@@ -204,20 +178,20 @@ def _check_paths(series: Series, where: str) -> None:
     own = [patch.name for patch in series.patches if not patch.shared]
     there = {path.name for path in series.directory.glob("*.patch")}
     if len(names) != len(series.patches) or len(there) != len(own):
-        raise _problem(f"{len(there)} patch files are there, {len(set(own))} distinct names are listed", where)
+        raise problem(f"{len(there)} patch files are there, {len(set(own))} distinct names are listed", where)
     touched = {file.path for patch in series.patches for file in patch.files}
     for path in sorted(touched):
         if not path.startswith(f"{series.package}/"):
-            raise _problem(f"a patch touches {path}, which is not in the installed {series.package}/", where)
+            raise problem(f"a patch touches {path}, which is not in the installed {series.package}/", where)
     if nested(touched):
-        raise _problem(f"{nested(touched)} cannot be a file and a directory", where)
+        raise problem(f"{nested(touched)} cannot be a file and a directory", where)
     if touched != set(series.files):
         odd = ", ".join(sorted(touched ^ set(series.files)))
-        raise _problem(f"the files that patches touch and those that are listed differ: {odd}", where)
+        raise problem(f"the files that patches touch and those that are listed differ: {odd}", where)
     pristine = {path for path, file in series.files.items() if file.pristine is not None}
     if pristine != set(series.line_digests):
         odd = ", ".join(sorted(pristine ^ set(series.line_digests)))
-        raise _problem(f"{LINES} is not about the files that exist pristine: {odd}", where)
+        raise problem(f"{LINES} is not about the files that exist pristine: {odd}", where)
 
 
 def _check_chain(series: Series, path: str, where: str) -> None:
@@ -237,39 +211,19 @@ def _check_chain(series: Series, path: str, where: str) -> None:
                     lines = udiff.splice(file.mapped(line_digest), lines)
                     data = udiff.apply(file, data) if known else None
                 except Conflict as error:
-                    raise _problem(f"{patch.name} does not fit what comes before it: {error}", where) from error
+                    raise problem(f"{patch.name} does not fit what comes before it: {error}", where) from error
                 if lines is None:
                     data, known = None, True
         after = series.sha256(path, stage.name)
         if (after is None) != (lines is None) or (known and sha256(data) != after):
-            raise _problem(f"{path}: the patches do not produce the hash listed for stage {stage.name}", where)
+            raise problem(f"{path}: the patches do not produce the hash listed for stage {stage.name}", where)
         if touched == (after == series.sha256(path, before)):
-            raise _problem(f"{path}: the hash listed for stage {stage.name} contradicts the patches", where)
+            raise problem(f"{path}: the hash listed for stage {stage.name} contradicts the patches", where)
         before = stage.name
-
-
-def _keys(table: Any, expected: Mapping[str, type], where: str) -> None:
-    if not isinstance(table, dict):
-        raise _problem(f"a table was expected, not {table!r}", where)
-    for key in sorted(set(table) ^ set(expected)):
-        raise _problem(f"unknown key {key!r}" if key in table else f"the key {key!r} is missing", where)
-    for key, kind in expected.items():
-        if not isinstance(table[key], kind):
-            raise _problem(f"{key} is not a {kind.__name__}", where)
-
-
-def _strings(values: list[Any], key: str, where: str) -> tuple[str, ...]:
-    if not values or len(set(map(str, values))) != len(values) or not all(isinstance(value, str) for value in values):
-        raise _problem(f"{key} is not a list of distinct texts", where)
-    return tuple(values)
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise _problem(f"cannot be read: {error.strerror}", str(path)) from error
-
-
-def _problem(what: str, where: str) -> SeriesProblem:
-    return SeriesProblem(what, where=where, next_step="Restore the series, or refresh it from its work tree.")
+        raise problem(f"cannot be read: {error.strerror}", str(path)) from error

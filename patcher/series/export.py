@@ -9,9 +9,10 @@ from pathlib import Path
 
 from patcher.errors import Conflict, SeriesProblem, UsageProblem
 from patcher.series import udiff, udiff_parse
-from patcher.series.catalogue import CORE, SETTINGS, read_settings
+from patcher.series.catalogue import CORE
 from patcher.series.git import git
 from patcher.series.model import GREEDY_STAGE, SAMPLING_STAGE, Series
+from patcher.series.settings import SETTINGS, read_settings
 from patcher.series.worktree import BASE, base_of, is_picking, unmerged
 from patcher.series.write import PatchText, write_series
 
@@ -61,15 +62,15 @@ def export(work: Path, series_dir: Path, replace_core: bool = False) -> Series:
     hashes = git(work, "rev-list", "--reverse", f"{BASE}..HEAD").decode().split()
     if not hashes:
         raise SeriesProblem("no commit after the pristine one", where=str(work), next_step="Commit a change first.")
-    settings = read_settings(series_dir) if (series_dir / SETTINGS).exists() else {}
-    versions = settings.get("versions", [base.version])
+    settings = read_settings(series_dir) if (series_dir / SETTINGS).exists() else None
+    versions = settings.versions if settings else (base.version,)
     if base.version not in versions:
         raise UsageProblem(
-            f"the work tree is of {base.version}, the series there of {', '.join(map(str, versions))}",
+            f"the work tree is of {base.version}, the series there of {', '.join(versions)}",
             where=str(series_dir),
             next_step="name another directory with --series DIR",
         )
-    stages = {stage["name"]: stage["purpose"] for stage in settings.get("stages", [])}
+    stages = {stage.name: stage.purpose for stage in settings.stages} if settings else {}
     stages |= {name: purpose for name, purpose in DEFAULT_STAGES.items() if name not in stages}
     commits = [_read_commit(work, commit, base.package, list(stages)) for commit in hashes]
     _check_order(commits, list(stages))
@@ -82,7 +83,7 @@ def export(work: Path, series_dir: Path, replace_core: bool = False) -> Series:
         name=series_dir.name,
         package=base.package,
         versions=versions,
-        ops=settings.get("ops", DEFAULT_OPS),
+        ops=settings.ops if settings else DEFAULT_OPS,
         stages=stages,
         patches=[commit.patch for commit in commits],
         pristine=pristine,

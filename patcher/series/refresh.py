@@ -7,9 +7,10 @@ from pathlib import Path
 
 from patcher.errors import SeriesProblem
 from patcher.series import udiff_parse
-from patcher.series.catalogue import CORE, SETTINGS, read_settings
+from patcher.series.catalogue import CORE
 from patcher.series.model import Series, sha256
 from patcher.series.releases import read
+from patcher.series.settings import SETTINGS, PatchTable, read_settings
 from patcher.series.write import PatchText, write_series
 
 FindWheel = Callable[[str, str], Path]
@@ -22,9 +23,9 @@ def repin(directory: Path, find_wheel: FindWheel) -> Series:
     Raises SeriesProblem or Conflict where a patch does not fit or versions differ; nothing is written then.
     """
     settings = read_settings(directory)
-    patches = [_patch(directory, entry) for entry in settings["patches"]]
+    patches = [_patch(directory, entry) for entry in settings.patches]
     paths = sorted({file.path for patch in patches for file in udiff_parse.parse(patch.text, patch.name)})
-    package, versions = settings["package"], settings["versions"]
+    package, versions = settings.package, settings.versions
     pristine = _files(find_wheel(package, versions[0]), package, versions[0], paths)
     for version in versions[1:]:
         other = _files(find_wheel(package, version), package, version, paths)
@@ -37,11 +38,11 @@ def repin(directory: Path, find_wheel: FindWheel) -> Series:
                 )
     return write_series(
         directory,
-        name=settings["name"],
+        name=settings.name,
         package=package,
         versions=versions,
-        ops=settings["ops"],
-        stages={stage["name"]: stage["purpose"] for stage in settings["stages"]},
+        ops=settings.ops,
+        stages={stage.name: stage.purpose for stage in settings.stages},
         patches=patches,
         pristine=pristine,
     )
@@ -53,20 +54,20 @@ def unused(root: Path, series: Sequence[Series]) -> list[Path]:
     return sorted(path for path in (root / CORE).glob("*.patch") if path.resolve() not in used)
 
 
-def _patch(directory: Path, entry: dict[str, str]) -> PatchText:
+def _patch(directory: Path, entry: PatchTable) -> PatchText:
     """A patch as it lies there; what a shared one is for stands in its own head."""
-    shared = entry["file"].startswith("../")
-    raw = (directory.resolve() / entry["file"]).read_bytes()
+    shared = entry.file.startswith("../")
+    raw = (directory.resolve() / entry.file).read_bytes()
     head, start, diff = raw.partition(b"diff --git ")
-    name = Path(entry["file"]).stem.split("-", 0 if shared else 1)[-1]
+    name = Path(entry.file).stem.split("-", 0 if shared else 1)[-1]
     words = head.decode().split("\n\n")
     if shared and len(words) < 3:
         raise SeriesProblem(
             "a shared patch says above its diff what it is for",
-            where=entry["file"],
+            where=entry.file,
             next_step="export it from a work tree: ddtree-patch fork export",
         )
-    return PatchText(name, entry["stage"], words[1] if shared else entry["purpose"], start + diff, shared)
+    return PatchText(name, entry.stage, words[1] if shared else entry.purpose, start + diff, shared)
 
 
 def _files(wheel: Path, package: str, version: str, paths: list[str]) -> dict[str, bytes | None]:

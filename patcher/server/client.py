@@ -14,18 +14,68 @@ import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec import UNSET, UnsetType
 
 from patcher.errors import NotReady
-from patcher.wire.shapes import COUNT, problem
+from patcher.typed import Count, Frozen, Misfit, typed
+
+T = TypeVar("T")
 
 QUICK_S = 30.0
 ANSWER_LIMIT = 64 << 20  # bytes; the largest that are expected, hundreds of samples with their ids, have a few MiB
-_TEXT = (str, None)
-_ANSWER = {"meta_info": {}}
-_COUNTS = ("completion_tokens", "spec_verify_ct")
-_INFO = {"internal_states": ([{}], None)}
-_PATCH = (None, {"identity": _TEXT})
+
+
+class Meta(Frozen):
+    """What an answer says of itself. `spec_verify_ct`: verify steps. What is Any here is judged where it is used."""
+
+    completion_tokens: Count | None = None
+    spec_verify_ct: Count | None = None
+    finish_reason: Any = None
+    output_top_logprobs: Any = None
+
+
+class Answer(Frozen):
+    """Of /generate, for one prompt."""
+
+    meta_info: Meta
+    output_ids: tuple[int, ...] | None = None
+    text: str | None = None
+
+
+class Tokens(Frozen):
+    """Of /tokenize."""
+
+    tokens: tuple[int, ...]
+
+
+class PatchReport(Frozen):
+    """What a patched scheduler says of the files that it runs."""
+
+    identity: str | None
+
+
+class SchedulerState(Frozen):
+    ddtree_patch: PatchReport | None = None
+
+
+class ServerInfo(Frozen):
+    """Of /server_info. `speculative_algorithm` is None without speculation, UNSET where the server does not say."""
+
+    internal_states: tuple[SchedulerState, ...] | None = None
+    speculative_algorithm: str | UnsetType | None = UNSET
+
+    @property
+    def algorithm(self) -> str | None:
+        """None also where the server does not say."""
+        return self.speculative_algorithm or None
+
+    @property
+    def identities(self) -> set[str | None]:
+        """The patch that each scheduler reports; None for one without."""
+        patches = [state.ddtree_patch for state in self.internal_states or (SchedulerState(),)]
+        return {patch.identity if patch else None for patch in patches}
 
 
 class SocketOpener(Protocol):
@@ -70,18 +120,18 @@ class Generation:
 
     text: str | None
     ids: tuple[int, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Meta = field(default_factory=Meta)
 
     @property
     def finish(self) -> str:
         """Why it ended: `length`, `stop`, `abort`; empty when the server did not say."""
-        reason = self.meta.get("finish_reason")
+        reason = self.meta.finish_reason
         return str(reason.get("type", "")) if isinstance(reason, Mapping) else str(reason or "")
 
     @property
     def tokens(self) -> int:
         """How many tokens were generated."""
-        return int(self.meta.get("completion_tokens") or len(self.ids))
+        return self.meta.completion_tokens or len(self.ids)
 
     @property
     def output(self) -> tuple[int, ...] | str:
@@ -105,29 +155,21 @@ class SglangClient:
     def generate(self, payload: Mapping[str, Any], *, timeout: float) -> Generation:
         """POST /generate of one prompt."""
         answer = self._json("POST", "/generate", payload, timeout)
-        if not isinstance(answer, dict):
-            raise self._broke("/generate", f"expected one object, got {type(answer).__name__}")
-        return self._generation(answer)
+        return _generation(self._typed("/generate", answer, Answer))
 
     def generate_batch(self, payload: Mapping[str, Any], *, timeout: float) -> tuple[Generation, ...]:
         """POST /generate of several prompts in one request (`text` or `input_ids` holds a list of prompts)."""
         answers = self._json("POST", "/generate", payload, timeout)
-        if not isinstance(answers, list):
-            raise self._broke("/generate", f"expected a list, got {type(answers).__name__}")
-        return tuple(self._generation(answer) for answer in answers)
+        return tuple(_generation(answer) for answer in self._typed("/generate", answers, tuple[Answer, ...]))
 
     def tokenize(self, text: str, *, timeout: float = QUICK_S) -> tuple[int, ...] | None:
         """The ids of a text; None where the server has no /tokenize or runs without tokenizer."""
         try:
-            answer = self._json("POST", "/tokenize", {"model": "default", "prompt": text}, timeout)
-        except HttpStatus:
+            return typed(self._json("POST", "/tokenize", {"model": "default", "prompt": text}, timeout), Tokens).tokens
+        except (HttpStatus, Misfit):
             return None
-        tokens = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-            return None
-        return tuple(tokens)
 
-    def server_info(self, *, timeout: float = QUICK_S) -> dict[str, Any]:
+    def server_info(self, *, timeout: float = QUICK_S) -> ServerInfo:
         """GET /server_info, or /get_server_info of releases that have only that."""
         try:
             answer = self._json("GET", "/server_info", None, timeout)
@@ -135,27 +177,17 @@ class SglangClient:
             if error.status != 404:
                 raise
             answer = self._json("GET", "/get_server_info", None, timeout)
-        wrong = problem(answer, {}) or problem({"internal_states": None, **answer}, _INFO)
-        states = () if wrong else answer.get("internal_states") or ()
-        wrong = wrong or next(filter(None, (problem(state.get("ddtree_patch"), _PATCH) for state in states)), "")
-        wrong = wrong or problem(answer.get("speculative_algorithm"), _TEXT)
-        if wrong:
-            raise self._broke("/server_info", f"the answer makes no sense: {wrong}")
-        return answer
+        return self._typed("/server_info", answer, ServerInfo)
 
     def health(self, *, timeout: float = QUICK_S) -> None:
         """GET /health. Returns when it answers 200; raises ServerProblem otherwise."""
         self._request("GET", "/health", None, timeout)
 
-    def _generation(self, answer: Any) -> Generation:
-        wrong = problem(answer, _ANSWER)
-        if not wrong:
-            meta, ids, text = answer["meta_info"], answer.get("output_ids") or [], answer.get("text")
-            wrong = problem(ids, [int]) or problem(text, _TEXT)
-            wrong = wrong or next(filter(None, (problem(meta.get(name), (COUNT, None)) for name in _COUNTS)), "")
-        if wrong:
-            raise self._broke("/generate", f"the answer makes no sense: {wrong}")
-        return Generation(text=text, ids=tuple(ids), meta=meta)
+    def _typed(self, path: str, answer: Any, kind: type[T]) -> T:
+        try:
+            return typed(answer, kind)
+        except Misfit as misfit:
+            raise self._broke(path, f"the answer makes no sense: {misfit}") from misfit
 
     def _json(self, method: str, path: str, payload: Mapping[str, Any] | None, timeout: float) -> Any:
         body = self._request(method, path, payload, timeout)
@@ -209,3 +241,7 @@ class SglangClient:
 
     def _broke(self, path: str, why: str) -> ServerBroke:
         return ServerBroke(why, where=f"{self.where}{path}", next_step="see the server's log")
+
+
+def _generation(answer: Answer) -> Generation:
+    return Generation(text=answer.text, ids=answer.output_ids or (), meta=answer.meta_info)

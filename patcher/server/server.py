@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
 from patcher.installation.command_line import port_of, rank_of
@@ -18,14 +18,12 @@ from patcher.server.readiness import ReadyReport, wait_ready
 from patcher.server.services.base import CLOCK_SLACK_S
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
-from patcher.smoke.checks import served_identities
-from patcher.smoke.run import record_baseline, run_suite
+from patcher.smoke.run import Baseline, record_baseline, run_suite
 from patcher.smoke.suite import Suite, load_suite
-from patcher.wire.shapes import each, problem
+from patcher.typed import Misfit, typed
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
-_BASELINE = {"suite": str, "fingerprint": str, "outputs": each({"ids": [int], "text": (str, None)})}
 WATCH_S = 5.0  # between two looks at a node that answers no requests
 TREE = "DDTREE"  # the algorithm that the series adds
 LEFT_DOWN = "an earlier command had stopped it, and no other was ready in its place"
@@ -157,7 +155,7 @@ class Serving:
 
     def identities(self) -> set[str | None]:
         """The patch that each scheduler of the server reports; None for one without. Raises ServerProblem."""
-        return served_identities(self.client.server_info())
+        return self.client.server_info().identities
 
     def identity_problem(self, expected: set[str | None]) -> str:
         """Why the served patch is not the expected one; empty when it is."""
@@ -166,8 +164,8 @@ class Serving:
 
     def without_tree(self) -> str:
         """What to do when the server that answers does not draft trees; empty when it does, or does not say."""
-        algorithm = self.client.server_info().get("speculative_algorithm", TREE)
-        if algorithm == TREE:
+        algorithm = self.client.server_info().speculative_algorithm
+        if algorithm in (TREE, UNSET):
             return ""
         running = algorithm or "without speculation"
         return (
@@ -178,7 +176,7 @@ class Serving:
     def record_baseline(self) -> None:
         """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""
         baseline = record_baseline(self.client, self.suite, self.result.tell)
-        self.session.target.keep(BASELINE, baseline)
+        self.session.target.keep(BASELINE, msgspec.to_builtins(baseline))
 
     def restart(
         self, *, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None = None
@@ -314,19 +312,20 @@ class Serving:
 
     def smoke(self, *, sampled: bool, identity: str | None = None, started_after: float | None = None) -> None:
         """Run the suite, keep the result in the host's data; raises SmokeFailed, which names the failed checks."""
-        suite = self.suite if sampled else dataclasses.replace(self.suite, temperatures=(0.0,), paths=())
+        suite = self.suite if sampled else msgspec.structs.replace(self.suite, temperatures=(0.0,), paths=())
         kept = self.session.target.kept(BASELINE)
-        wrong = problem(kept, (None, _BASELINE))
-        if wrong:
+        try:
+            baseline = None if kept is None else typed(kept, Baseline)
+        except Misfit as misfit:
             raise BadAnswer(
-                f"what the host kept of the outputs before the patch makes no sense: {wrong}",
+                f"what the host kept of the outputs before the patch makes no sense: {misfit}",
                 where=self.host.name,
                 next_step="look at that host before it is trusted with anything",
-            )
+            ) from misfit
         smoke = run_suite(
             self.client,
             suite,
-            baseline=kept,
+            baseline=baseline,
             service=self.service,
             identity=identity,
             started_after=started_after,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from patcher.server.client import ServerInfo
 from patcher.server.services.base import CLOCK_SLACK_S, UNREADABLE, Service
 from patcher.smoke.result import Check, Measured, TemperatureRow
 
@@ -121,14 +122,8 @@ def new_process(
     return Check(name, True, told, figures)
 
 
-def served_identities(info: Mapping[str, Any]) -> set[str | None]:
-    """The patch identities in an answer of /server_info, one for each scheduler; None for one without the patch."""
-    states = info.get("internal_states") or [{}]
-    return {(state.get("ddtree_patch") or {}).get("identity") for state in states}
-
-
-def patch_identity(info: Mapping[str, Any], expected: str) -> Check:
+def patch_identity(info: ServerInfo, expected: str) -> Check:
     """Whether every scheduler reports the patch that is installed."""
-    found = served_identities(info)
+    found = info.identities
     told = f"the server reports {', '.join(sorted(name or 'no patch' for name in found))}"
     return Check("patch_identity", found == {expected}, told if found == {expected} else f"{told}; expected {expected}")

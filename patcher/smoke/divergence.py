@@ -81,8 +81,7 @@ def _gap_by_logprobs(client: SglangClient, prefix: list[int], a: int, b: int, ti
         return None
     try:
         found = {
-            int(token): float(logprob)
-            for logprob, token, *_ in (answer.meta.get("output_top_logprobs") or [[]])[0] or []
+            int(token): float(logprob) for logprob, token, *_ in (answer.meta.output_top_logprobs or [[]])[0] or []
         }
     except (ValueError, TypeError, LookupError) as error:
         raise ServerBroke(

@@ -140,7 +140,7 @@ class SmokeResult:
 
 
 def _steps(answer: Generation) -> int:
-    return int(answer.meta.get("spec_verify_ct") or 0)
+    return answer.meta.spec_verify_ct or 0
 
 
 def _ratio(part: Measured, whole: Measured) -> float | None:

@@ -19,6 +19,7 @@ from patcher.smoke import checks
 from patcher.smoke.divergence import examine
 from patcher.smoke.result import Check, Measured, SmokeResult, TemperatureRow
 from patcher.smoke.suite import SAMPLING_PATHS, Prompt, Suite
+from patcher.typed import Frozen
 
 CHECKS = (
     "answers",
@@ -38,30 +39,43 @@ CHECKS = (
     "patch_identity",
 )
 # Each parameter at the value that leaves the likeliest token alone, at any temperature.
-NARROWEST = {
+NARROWEST: dict[str, dict[str, float]] = {
     "top_k_1_is_greedy": {"top_k": 1},
     "top_p_0_is_greedy": {"top_p": 1e-3},
     "min_p_1_is_greedy": {"min_p": 1.0},
 }
 
 
+class Output(Frozen):
+    ids: tuple[int, ...]
+    text: str | None
+
+
+class Baseline(Frozen):
+    """The greedy outputs of a suite's prompts, by the prompts' names."""
+
+    suite: str
+    fingerprint: str
+    outputs: dict[str, Output]
+
+
 def record_baseline(
     client: SglangClient, suite: Suite, progress: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+) -> Baseline:
     """The greedy outputs of a suite's prompts, to be compared with after the patch. Raises ServerProblem."""
     outputs = {}
     for prompt in suite.prompts:
         progress(f"recording greedy output: {prompt.name}")
         answer = _ask(client, suite, prompt, {"temperature": 0.0})
-        outputs[prompt.name] = {"ids": list(answer.ids), "text": answer.text}
-    return {"suite": suite.name, "fingerprint": suite.fingerprint, "outputs": outputs}
+        outputs[prompt.name] = Output(ids=answer.ids, text=answer.text)
+    return Baseline(suite=suite.name, fingerprint=suite.fingerprint, outputs=outputs)
 
 
 def run_suite(
     client: SglangClient,
     suite: Suite,
     *,
-    baseline: Mapping[str, Any] | None = None,
+    baseline: Baseline | None = None,
     service: Service | None = None,
     started_after: float | None = None,
     log_marker: Mapping[str, Any] | None = None,
@@ -100,8 +114,7 @@ def _ask(client: SglangClient, suite: Suite, prompt: Prompt, sampling: Mapping[s
     answer = client.generate(payload, timeout=suite.timeout)
     if answer.finish not in ("length", "stop") or answer.tokens == 0:
         raise ServerBroke(
-            f"prompt {prompt.name} at {sampling} did not finish: {answer.meta.get('finish_reason')}, "
-            f"{answer.tokens} tokens",
+            f"prompt {prompt.name} at {sampling} did not finish: {answer.meta.finish_reason}, {answer.tokens} tokens",
             where=client.where,
             next_step="see the server's log",
         )
@@ -144,7 +157,7 @@ class _Run:
         except ServerProblem as problem:
             self.add(Check("answers", False, f"while {text}: {problem.what}", {"requests": self.requests}))
 
-    def greedy(self, baseline: Mapping[str, Any] | None) -> None:
+    def greedy(self, baseline: Baseline | None) -> None:
         prompts = self.suite.prompts
         with self.phase("decoding greedily"):
             begun = time.monotonic()
@@ -173,10 +186,10 @@ class _Run:
                 self.compare(name, {first.name: outputs[first.name]}, {first.name: narrow})
             if baseline is None:
                 self.skip("greedy_as_before", "no outputs were recorded before the patch")
-            elif baseline["fingerprint"] != self.suite.fingerprint:
-                self.skip("greedy_as_before", f"the recorded outputs are of another suite ({baseline['suite']})")
+            elif baseline.fingerprint != self.suite.fingerprint:
+                self.skip("greedy_as_before", f"the recorded outputs are of another suite ({baseline.suite})")
             else:
-                recorded = {name: tuple(out["ids"]) or (out["text"] or "") for name, out in baseline["outputs"].items()}
+                recorded = {name: told.ids or told.text or "" for name, told in baseline.outputs.items()}
                 self.compare("greedy_as_before", recorded, outputs)
 
     def compare(self, name: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -236,11 +249,7 @@ class _Run:
             self.add(Check("healthy_after", False, problem.what))
             return
         if not self.broken:
-            self.add(
-                checks.acceptance(
-                    self.rows(), info.get("speculative_algorithm") or None, self.suite.min_acceptance_ratio
-                )
-            )
+            self.add(checks.acceptance(self.rows(), info.algorithm, self.suite.min_acceptance_ratio))
         if identity is None:
             self.skip("patch_identity", "no patch is expected")
         else:

@@ -6,12 +6,14 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from patcher.errors import UsageProblem
 from patcher.shipped import shipped
+from patcher.typed import Misfit, Settings, typed
 
 SUITES = shipped("configs") / "smoke"
 DEFAULT_SUITE = "default"
@@ -26,8 +28,7 @@ SAMPLING_PATHS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(Settings, frozen=True):
     """Either `text` or `input_ids`: servers without tokenizer take ids only."""
 
     name: str
@@ -39,8 +40,7 @@ class Prompt:
         return {"input_ids": list(self.input_ids)} if self.input_ids else {"text": self.text}
 
 
-@dataclass(frozen=True)
-class Suite:
+class Suite(Settings, frozen=True):
     """`temperatures` begin with 0; the highest one must give diverse outputs.
 
     `samples`: how often one prompt is asked at each temperature above 0. `concurrency`: requests at a time there.
@@ -50,13 +50,14 @@ class Suite:
 
     name: str
     prompts: tuple[Prompt, ...]
-    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
-    max_new_tokens: int = 64
-    samples: int = 16
-    concurrency: int = 4
-    timeout: float = 300.0
-    paths: tuple[str, ...] = tuple(SAMPLING_PATHS)
-    min_acceptance_ratio: float = 0.25
+    temperatures: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(min_length=1)] = (0.0, 0.6, 1.0)
+    # 16 samples of 8 tokens are rarely equal by chance; fewer would blame a server that samples.
+    max_new_tokens: Annotated[int, Meta(ge=8)] = 64
+    samples: Annotated[int, Meta(ge=4)] = 16
+    concurrency: Annotated[int, Meta(ge=1)] = 4
+    timeout: Annotated[float, Meta(ge=1)] = 300.0
+    paths: Annotated[tuple[str, ...], Meta(min_length=1)] = tuple(SAMPLING_PATHS)
+    min_acceptance_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.25
 
     @property
     def fingerprint(self) -> str:
@@ -86,36 +87,12 @@ def load_suite(which: str = "") -> Suite:
 
 
 def _suite(document: Mapping[str, Any], path: Path) -> Suite:
-    kinds = {field.name: field.type for field in fields(Suite)}
-    values: dict[str, Any] = {"name": path.stem}
-    for key, value in document.items():
-        kind = kinds.get(key)
-        if kind is None:
-            raise _refuse(path, key, f"unknown key; known are {', '.join(kinds)}")
-        if key == "prompts":
-            values[key] = tuple(_prompt(entry, path) for entry in _list_of(value, dict, key, path))
-        elif kind == "tuple[float, ...]":
-            values[key] = tuple(float(item) for item in _list_of(value, (int, float), key, path))
-        elif kind == "tuple[str, ...]":
-            values[key] = tuple(_list_of(value, str, key, path))
-        else:
-            expected = {"str": str, "int": int, "float": (int, float)}[kind]
-            if not isinstance(value, expected) or isinstance(value, bool):
-                raise _refuse(path, key, f"{value!r} is no {kind}")
-            values[key] = value
-    suite = Suite(**{"prompts": ()} | values)
+    try:
+        suite = typed({"name": path.stem, "prompts": [], **document}, Suite)
+    except Misfit as misfit:
+        raise _refuse(path, ".".join(misfit.path), misfit.what) from misfit
     _check(suite, path)
     return suite
-
-
-def _prompt(entry: Mapping[str, Any], path: Path) -> Prompt:
-    unknown = set(entry) - {"name", "text", "input_ids"}
-    if unknown or not isinstance(entry.get("name"), str):
-        raise _refuse(path, "prompts", "each has a name, and text or input_ids, and nothing else")
-    text, ids = entry.get("text", ""), entry.get("input_ids", [])
-    if not isinstance(text, str) or not isinstance(ids, list) or bool(text) == bool(ids):
-        raise _refuse(path, f"prompts.{entry['name']}", "needs either text or input_ids")
-    return Prompt(entry["name"], text, tuple(_list_of(ids, int, f"prompts.{entry['name']}", path)) if ids else ())
 
 
 def _check(suite: Suite, path: Path) -> None:
@@ -129,18 +106,9 @@ def _check(suite: Suite, path: Path) -> None:
     for name in suite.paths:
         if name not in SAMPLING_PATHS:
             raise _refuse(path, "paths", f"{name!r} is not one of {', '.join(SAMPLING_PATHS)}")
-    # 16 samples of 8 tokens are rarely equal by chance; fewer would blame a server that samples.
-    for key, least in (("samples", 4), ("max_new_tokens", 8), ("concurrency", 1), ("timeout", 1)):
-        if getattr(suite, key) < least:
-            raise _refuse(path, key, f"must be at least {least}")
-    if not 0 <= suite.min_acceptance_ratio <= 1:
-        raise _refuse(path, "min_acceptance_ratio", "must be between 0 and 1")
-
-
-def _list_of(value: Any, kind: Any, key: str, path: Path) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(v, kind) and v is not True for v in value):
-        raise _refuse(path, key, "must be a list, not empty, of values of one kind")
-    return value
+    for prompt in suite.prompts:
+        if bool(prompt.text) == bool(prompt.input_ids):
+            raise _refuse(path, f"prompts.{prompt.name}", "needs either text or input_ids")
 
 
 def _refuse(path: Path, key: str, why: str) -> UsageProblem:

@@ -3,9 +3,8 @@
 The stock server that must fail, DFLASH on a CPU, is case 36.
 """
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from patcher.hosts import ServiceSettings
 from patcher.server.client import SglangClient
@@ -17,7 +16,7 @@ from patcher.ssh.connection import LocalConnection
 from patcher.wire.call import call_agent
 
 pytestmark = pytest.mark.server
-SUITE = dataclasses.replace(load_suite("tiny"), max_new_tokens=32, samples=8)
+SUITE = replace(load_suite("tiny"), max_new_tokens=32, samples=8)
 
 
 def reach(venv, port):

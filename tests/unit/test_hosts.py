@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from patcher.errors import UsageProblem
-from patcher.hosts import HostSettings, load_config
+from patcher.hosts import HostSettings
+from patcher.hosts_file import load_config
 
 EXAMPLE = Path(__file__).parents[2] / "configs/hosts.example.toml"
 SERVICES = Path(__file__).parents[2] / "docs/services.md"

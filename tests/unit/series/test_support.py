@@ -8,7 +8,7 @@ import pytest
 
 from patcher.errors import SeriesProblem
 from patcher.series.catalogue import ROOT_VARIABLE, load_series
-from patcher.series.support import Support
+from patcher.series.support import NOTHING
 from tests.support.builders import make_series
 
 PROOF = '[gpu]\ndate = 2026-11-30\nidentity = "{}"\nshown_by = "a page"\n'
@@ -22,7 +22,7 @@ def directory(tmp_path):
 
 
 def test_a_series_without_it_says_nothing(directory):
-    assert load_series(directory).support == Support()
+    assert load_series(directory).support == NOTHING
 
 
 def test_the_matrix(directory, tool, monkeypatch):

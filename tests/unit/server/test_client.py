@@ -7,7 +7,15 @@ import threading
 import pytest
 
 from patcher.errors import NotReady
-from patcher.server.client import HttpStatus, ServerBroke, ServerProblem, ServerRefused, ServerTimeout, SglangClient
+from patcher.server.client import (
+    HttpStatus,
+    ServerBroke,
+    ServerInfo,
+    ServerProblem,
+    ServerRefused,
+    ServerTimeout,
+    SglangClient,
+)
 from patcher.ssh.connection import LocalConnection
 from tests.support.stub_sglang import StubServer
 
@@ -71,7 +79,7 @@ def test_api_key_goes_into_the_header_and_not_into_errors():
 
 def test_server_info_falls_back_to_the_old_path():
     with StubServer() as stub:
-        assert client_of(stub.port).server_info()["speculative_algorithm"] == "STUB"
+        assert client_of(stub.port).server_info().speculative_algorithm == "STUB"
         asked = []
 
         def old_release(handler):
@@ -80,7 +88,7 @@ def test_server_info_falls_back_to_the_old_path():
             stub.answer(handler, 200 if known else 404, {"version": "old"} if known else {})
 
         stub.get = old_release
-        assert client_of(stub.port).server_info() == {"version": "old"}
+        assert client_of(stub.port).server_info() == ServerInfo()
         assert asked == ["/server_info", "/get_server_info"]
 
 

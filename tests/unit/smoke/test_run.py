@@ -1,8 +1,7 @@
 """The smoke suite against stub servers: one that samples passes, every way of not sampling fails by its own check."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from patcher.errors import SmokeFailed, UsageProblem
 from patcher.server.client import SglangClient
@@ -14,7 +13,7 @@ from patcher.ssh.connection import LocalConnection
 from tests.support.fake_service import FakeService, process
 from tests.support.stub_sglang import GREEDY_FALLBACK, StubServer
 
-SUITE = dataclasses.replace(load_suite("tiny"), max_new_tokens=24, timeout=10.0)
+SUITE = replace(load_suite("tiny"), max_new_tokens=24, timeout=10.0)
 
 
 def run(stub, **options):
@@ -48,7 +47,7 @@ def test_a_server_that_samples_passes():
 
 def test_text_prompts():
     with StubServer() as stub:
-        assert run(stub, suite=dataclasses.replace(load_suite("default"), max_new_tokens=24)).passed
+        assert run(stub, suite=replace(load_suite("default"), max_new_tokens=24)).passed
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_baseline_equal_and_of_another_suite():
         client = SglangClient(LocalConnection(), "127.0.0.1", stub.port)
         baseline = record_baseline(client, SUITE)
         assert not check(run(stub, baseline=baseline), "greedy_as_before").skipped
-        other = dataclasses.replace(SUITE, max_new_tokens=16)
+        other = replace(SUITE, max_new_tokens=16)
         assert check(run(stub, suite=other, baseline=baseline), "greedy_as_before").skipped
 
 
@@ -131,9 +130,11 @@ def test_baseline_that_differs_says_where_and_how_clearly():
     with StubServer() as stub:
         client = SglangClient(LocalConnection(), "127.0.0.1", stub.port)
         baseline = record_baseline(client, SUITE)
-        ids = baseline["outputs"][SUITE.prompts[0].name]["ids"]
-        ids[7] = 250  # a token that this server never draws
-        result = run(stub, baseline=baseline)
+        first = SUITE.prompts[0].name
+        ids = baseline.outputs[first].ids
+        ids = (*ids[:7], 250, *ids[8:])  # a token that this server never draws
+        outputs = {**baseline.outputs, first: replace(baseline.outputs[first], ids=ids)}
+        result = run(stub, baseline=replace(baseline, outputs=outputs))
     assert failed(result) == {"greedy_as_before"}
     assert "first difference at 7, not a near-tie" in check(result, "greedy_as_before").detail
 
