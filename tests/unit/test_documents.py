@@ -8,7 +8,7 @@ import click
 import pytest
 
 from patcher.cli import cli
-from patcher.hosts import load_config
+from patcher.hosts_file import load_config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
