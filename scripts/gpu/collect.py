@@ -30,6 +30,7 @@ PLATFORMS += ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64
 COMPRESS = ["xz", "--format=xz", "--lzma2=preset=8,dict=128MiB", "--stdout"]
 # Large, and never imported by a server of a text model that speaks HTTP.
 LEFT_OUT = ("sglang/multimodal_gen/", "sglang/test/", "flashinfer/data/cutlass/test/", "flashinfer/data/cutlass/tools/")
+KEPT = "flashinfer/data/cutlass/tools/util/include/"  # what compiles kernels at run time looks for it
 LEFT_OUT_LIBRARIES = re.compile(r"torchao/.*\.so$|sglang/srt/.*/_(core|grpc|server|bench|multimodal)\.cpython.*\.so$")
 
 
@@ -56,7 +57,7 @@ def _suitable(wheels: Iterable[Path]) -> list[Path]:
 
 def wanted(member: str) -> bool:
     """Whether a member of a wheel travels."""
-    if member.endswith("/") or ".data/" in member or member.startswith(LEFT_OUT):
+    if member.endswith("/") or ".data/" in member or (member.startswith(LEFT_OUT) and not member.startswith(KEPT)):
         return False
     if LEFT_OUT_LIBRARIES.match(member):
         return False

@@ -7,6 +7,8 @@ torch, and their own sglang-kernel cannot be loaded beside 2.11: they run with t
 from dataclasses import dataclass
 
 SKIP_KERNEL_CHECK = {"SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
+# The compiled radix tree takes the host torch's int64 tensors for int32 ones.
+PYTHON_RADIX_TREE = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,11 @@ class Release:
         )
 
 
-def _newer(flashinfer: str, transformers: str = "5.12.1", tokenizers: str = "0.22.2") -> Release:
+def _newer(
+    flashinfer: str, transformers: str = "5.12.1", tokenizers: str = "0.22.2", env: dict[str, str] = SKIP_KERNEL_CHECK
+) -> Release:
     """A release whose own kernel needs a newer torch."""
-    return Release("0.4.5", flashinfer, transformers, "0.1.11", tokenizers, tuple(SKIP_KERNEL_CHECK.items()))
+    return Release("0.4.5", flashinfer, transformers, "0.1.11", tokenizers, tuple(env.items()))
 
 
 RELEASES = {
@@ -47,10 +51,10 @@ RELEASES = {
     "0.5.18": _newer("0.6.17"),
     "0.5.19": _newer("0.6.18"),
     "0.5.20": _newer("0.6.18"),
-    "0.5.21": _newer("0.6.18"),
+    "0.5.21": _newer("0.6.18", env=SKIP_KERNEL_CHECK | PYTHON_RADIX_TREE),
     # Their flashinfer 0.7 is 65 MB; the one before it is tried in its place.
-    "0.5.22": _newer("0.6.18", "5.19.0", ""),
-    "0.5.23": _newer("0.6.18", "5.19.0", ""),
+    "0.5.22": _newer("0.6.18", "5.19.0", "", SKIP_KERNEL_CHECK | PYTHON_RADIX_TREE),
+    "0.5.23": _newer("0.6.18", "5.19.0", "", SKIP_KERNEL_CHECK | PYTHON_RADIX_TREE),
 }
 
 # Arguments that releases from 0.5.20 on know by another name only.

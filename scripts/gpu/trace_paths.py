@@ -12,8 +12,6 @@ import importlib.machinery
 import os
 import sys
 
-MODULE = "sglang.srt.speculative.ddtree_info"
-
 
 def _digest(*tensors) -> str:
     seen = hashlib.sha256()
@@ -22,29 +20,47 @@ def _digest(*tensors) -> str:
     return seen.hexdigest()[:16]
 
 
-def _trace(module) -> None:
-    from sglang.srt.distributed import get_tensor_model_parallel_rank
-
+def _trace_v1(module) -> None:
     verify_input = module.DDTreeVerifyInput
-    commit = verify_input._commit
-    lines = []  # the open file, once the rank is known
+    commit, log = verify_input._commit, _Log()
 
     def traced(self, *args, **kwargs):
         decision = next(a for a in (*args, *kwargs.values()) if isinstance(a, module.Decision))
-        rank, folder = get_tensor_model_parallel_rank(), os.environ["DDTREE_TRACE_DIR"]
-        if not lines:
-            path = os.path.join(folder, f"rank{rank}.txt")
-            lines.append(open(path, "w", buffering=1))  # noqa: SIM115 - as long as the process lives
-        if rank == 1 and os.path.exists(os.path.join(folder, "ALTER")):
-            altered = decision._replace(bonus=decision.bonus ^ 1)
-            args = tuple(altered if a is decision else a for a in args)
-            kwargs = {name: altered if a is decision else a for name, a in kwargs.items()}
-            decision = altered
-        decided = _digest(decision.path, decision.accept_len, decision.bonus)
-        lines[0].write(f"{decision.path.shape[0]} {_digest(self.tree.tokens)} {decided}\n")
-        return commit(self, *args, **kwargs)
+        said = log.write(decision, self.tree.tokens)
+        args = tuple(said if a is decision else a for a in args)
+        return commit(self, *args, **{name: said if a is decision else a for name, a in kwargs.items()})
 
     verify_input._commit = traced
+
+
+def _trace_v2(module) -> None:
+    commit, log = module.commit_path, _Log()
+    module.commit_path = lambda decision, tokens, *rest: commit(log.write(decision, tokens), tokens, *rest)
+
+
+class _Log:
+    """This rank's file, opened once the rank is known."""
+
+    def __init__(self):
+        self.file = None
+
+    def write(self, decision, tokens):
+        """Write a line, and give the decision that is to be committed."""
+        from sglang.srt.distributed import get_tensor_model_parallel_rank
+
+        rank, folder = get_tensor_model_parallel_rank(), os.environ["DDTREE_TRACE_DIR"]
+        if self.file is None:
+            path = os.path.join(folder, f"rank{rank}.txt")
+            self.file = open(path, "w", buffering=1)  # noqa: SIM115 - as long as the process lives
+        if rank == 1 and os.path.exists(os.path.join(folder, "ALTER")):
+            decision = decision._replace(bonus=decision.bonus ^ 1)
+        decided = _digest(decision.path, decision.accept_len, decision.bonus)
+        self.file.write(f"{decision.path.shape[0]} {_digest(tokens)} {decided}\n")
+        return decision
+
+
+# Where each family of releases commits.
+TRACED = {"sglang.srt.speculative.ddtree_info": _trace_v1, "sglang.srt.speculative.ddtree_worker_v2": _trace_v2}
 
 
 class _AfterLoad(importlib.abc.Loader):
@@ -56,12 +72,12 @@ class _AfterLoad(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.inner.exec_module(module)
-        _trace(module)
+        TRACED[module.__name__](module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE:
+        if name not in TRACED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         spec.loader = _AfterLoad(spec.loader)

@@ -5,6 +5,7 @@ python3 -m scripts.gpu.report.releases
 
 import json
 
+from scripts.gpu.cells import CELLS
 from scripts.gpu.fleet import ROOT
 from scripts.gpu.report.documents import table
 
@@ -200,7 +201,7 @@ def cells(documents: list[dict]) -> list[str]:
             continue
         tree = next(row for row in result["greedy"] if row["server"] == "tree")
         stock = next(row for row in result["greedy"] if row["server"] == "dflash-stock")
-        ps = [f"{step[0]['p']:.2f}" for name, step in result.items() if name.startswith("T ")]
+        ps = [f"{result[name][0]['p']:.2g}" if name in result else "not reached" for name in CELLS]
         texts = f"{tree['differing']} of {tree['prompts']}, {_margin(tree)}"
         shown.append((document["release"], texts, f"{stock['differing']}, {_margin(stock)}", *ps))
     names = [name for name in documents[0]["result"] if name.startswith("T ")]
@@ -217,11 +218,16 @@ def _margin(row: dict) -> str:
 
 NOT_RUN = """## Not run
 
-- 0.5.12, 0.5.13, 0.5.14, 0.5.15, 0.5.19, 0.5.20 and 0.5.22 on a GPU.
-- Tensor parallel 2 on any release after 0.5.11: no second GPU was to be had.
+- 0.5.14, 0.5.15 and 0.5.15.post1 on a GPU; the last cells of 0.5.22 and 0.5.23 (the host's time was up).
+- Tensor parallel 2 on GPUs with any release after 0.5.11: no second GPU was to be had. On a CPU two ranks of 0.5.17
+  committed the same path in each of 298 steps, and texts and samples were those of one rank
+  (`python3 -m scripts.gpu.run --release 0.5.17 --rehearsal tp2`).
 - DFLASH and DDTREE beside flashinfer attention.
-- The releases from 0.5.18 on pin a newer torch than the host has; 0.5.18 ran with sglang-kernel 0.4.5.
-- The text that ran lacks one hunk of today's series: `is_ddtree` for algorithms of plugins.
+- The releases from 0.5.18 on pin a newer torch than the host has; they ran with sglang-kernel 0.4.5, and those from
+  0.5.21 on with `SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python`, since their compiled radix tree cannot read that
+  torch's tensors.
+- Of 0.5.16 and 0.5.18, and of all but the last section of 0.5.17, the text that ran lacks one hunk of today's series:
+  `is_ddtree` for algorithms of plugins.
 """
 
 
