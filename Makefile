@@ -30,6 +30,7 @@ smoke-test: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 setup: $(VENV)/installed
 

@@ -9,99 +9,29 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from patcher import __version__
-from patcher.commands import run
+from patcher.commands.apply import Apply, ApplyOptions
+from patcher.commands.doctor import Doctor
 from patcher.commands.fork import fork
+from patcher.commands.options import DRY_RUN, NO_RESTART, UP_TO, Given, NewFile, rolls_out, selects
+from patcher.commands.revert import Revert, RevertOptions
+from patcher.commands.selection import Selection, SoFar, nobody
+from patcher.commands.serve import Restart, SmokeTest
+from patcher.commands.status import Diff, History, List, Status, describe_series
+from patcher.commands.verify import Verify
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
 from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
 from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
 from patcher.report.stderr import message_console
-from patcher.rollout import unexpected
-
-
-class Given(click.ParamType):
-    """Text that must not be empty: an unset shell variable does not mean "the default"."""
-
-    name = "text"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value.strip():
-            self.fail("is empty", param, ctx)
-        return value
-
-
-class NewFile(click.Path):
-    """A file that is written; its path must not be empty either."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path, dir_okay=False)
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return super().convert(Given().convert(value, param, ctx), param, ctx)
-
-
-def common(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """The options that every command has."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
-        click.option(
-            "--config",
-            type=click.Path(path_type=Path),
-            help="The hosts file; default: configs/hosts.toml, then ~/.config/ddtree-patch/hosts.toml.",
-        ),
-        click.option(
-            "--site-packages", type=Given(), metavar="DIR", help="A tree without an interpreter: change files only."
-        ),
-        click.option("--venv", type=Given(), metavar="PATH", help="The venv; default: that of the serving process."),
-        click.option("--local", is_flag=True, help="Work on this machine, without SSH."),
-        click.option(
-            "--limit",
-            type=Given(),
-            multiple=True,
-            metavar="PATTERN",
-            help="Only chosen hosts whose name, group or server matches, such as `gpu*`. Repeatable.",
-        ),
-        click.option(
-            "--host",
-            "hosts",
-            type=Given(),
-            multiple=True,
-            metavar="NAME|ADDRESS",
-            help="A host, group or multi-node server of hosts.toml, or an address. Repeatable.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def in_waves(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """The options of commands that change hosts."""
-    for option in (
-        click.option(
-            "--keep-going", is_flag=True, help="Continue with healthy hosts when others fail or cannot be planned."
-        ),
-        click.option(
-            "--report",
-            type=NewFile(),
-            metavar="FILE",
-            help="Also write the JSON document there, updated after every batch.",
-        ),
-        click.option("--all-at-once", is_flag=True, help="Change all hosts at once, without a first one alone."),
-        click.option(
-            "--batch",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="After the first host, N at a time (a multi-node server counts as one); default: all.",
-        ),
-    ):
-        command = option(command)
-    return command
+from patcher.rollout import Rollout, unexpected
+from patcher.series.catalogue import catalogue
+from patcher.smoke.suite import load_suite
 
 
 class InOrder(click.Group):
@@ -118,99 +48,128 @@ def cli() -> None:
 
 
 @cli.command(short_help="Check whether a host is ready for apply")
-@common
-def doctor(**options: Any) -> Outcome:
+@selects
+def doctor(selection: Selection) -> Outcome:
     """Check everything that apply depends on, and try the kernel as apply would. Changes nothing."""
-    return run.doctor(**options)
+    return selection.look("doctor", Doctor)
 
 
 @cli.command(short_help="Print the changes of apply as a diff")
-@common
-@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage: greedy or sampling.")
-def diff(**options: Any) -> Outcome:
+@selects
+@UP_TO
+def diff(selection: Selection, up_to: str | None) -> Outcome:
     """Print what apply would change, as a unified diff against what is installed."""
-    return run.diff(**options)
+    return selection.look("diff", lambda session: Diff(session, up_to or ""))
 
 
 @cli.command(short_help="Patch, restart, check; keep it or roll back")
-@common
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--up-to", type=Given(), metavar="STAGE", help="Stop at this stage: greedy or sampling.")
-@click.option("--no-restart", is_flag=True, help="Change the files only.")
+@selects
+@DRY_RUN
+@UP_TO
+@NO_RESTART
 @click.option("--no-smoke", is_flag=True, help="Do not run the smoke suite after the restart.")
-@in_waves
-def apply(report: Path | None, **options: Any) -> Outcome:
+@rolls_out
+def apply(
+    selection: Selection,
+    rollout: Rollout,
+    report: Path | None,
+    dry_run: bool,
+    up_to: str | None,
+    no_restart: bool,
+    no_smoke: bool,
+) -> Outcome:
     """Patch, restart, wait until ready and check. If anything fails, put everything back."""
-    return _reported(run.apply, report, _json_bytes, options)
+    options = ApplyOptions(dry_run=dry_run, up_to=up_to or "", restart=not no_restart, smoke=not no_smoke)
+    return _reported(
+        report,
+        _json_bytes,
+        lambda so_far: selection.change("apply", lambda session: Apply(session, options), rollout, so_far),
+    )
 
 
 @cli.command(short_help="Check files, kernel and running server")
-@common
-def verify(**options: Any) -> Outcome:
+@selects
+def verify(selection: Selection) -> Outcome:
     """Check that the patched files are intact, the kernel is right, and the server runs the patch."""
-    return run.verify(**options)
+    return selection.look("verify", Verify)
 
 
 @cli.command("smoke-test", short_help="Run the smoke suite on the running server")
-@common
+@selects
 @click.option("--suite", type=Given(), metavar="FILE|NAME", help="The suite to run.")
 @click.option("--junit", type=NewFile(), help="Write a JUnit report there.")
-def smoke_test(junit: Path | None, **options: Any) -> Outcome:
+def smoke_test(selection: Selection, suite: str | None, junit: Path | None) -> Outcome:
     """Run the smoke suite against the running server."""
-    return _reported(run.smoke_test, junit, to_junit, options)
+    named = load_suite(suite) if suite else None
+    return _reported(
+        junit, to_junit, lambda so_far: selection.look("smoke-test", lambda session: SmokeTest(session, named), so_far)
+    )
 
 
 @cli.command(short_help="Show what is patched, file by file")
-@common
-def status(**options: Any) -> Outcome:
+@selects
+def status(selection: Selection) -> Outcome:
     """Show what is patched, by whom and when, and the state of each file."""
-    return run.status(**options)
+    return selection.look("status", Status)
 
 
 @cli.command(short_help="Restore the files and restart the server")
-@common
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--no-restart", is_flag=True, help="Change the files only.")
-@in_waves
-def revert(report: Path | None, **options: Any) -> Outcome:
+@selects
+@DRY_RUN
+@NO_RESTART
+@rolls_out
+def revert(selection: Selection, rollout: Rollout, report: Path | None, dry_run: bool, no_restart: bool) -> Outcome:
     """Restore every file as it was before the first apply, and restart the server as it was."""
-    return _reported(run.revert, report, _json_bytes, options)
+    options = RevertOptions(dry_run=dry_run, restart=not no_restart)
+    return _reported(
+        report,
+        _json_bytes,
+        lambda so_far: selection.change(
+            "revert",
+            lambda session: Revert(session, options),
+            rollout,
+            so_far,
+            # The files of one node alone: what a failed rollback may leave to do.
+            whole=not no_restart,
+        ),
+    )
 
 
 @cli.command(short_help="Restart the server, wait until it is ready")
-@common
-@in_waves
-def restart(report: Path | None, **options: Any) -> Outcome:
+@selects
+@rolls_out
+def restart(selection: Selection, rollout: Rollout, report: Path | None) -> Outcome:
     """Restart the server and wait until it is ready."""
-    return _reported(run.restart, report, _json_bytes, options)
+    return _reported(report, _json_bytes, lambda so_far: selection.change("restart", Restart, rollout, so_far))
 
 
 @cli.command(short_help="List what was done, oldest first")
-@common
-def history(**options: Any) -> Outcome:
+@selects
+def history(selection: Selection) -> Outcome:
     """List what was done to the installation, oldest first."""
-    return run.history(**options)
+    return selection.look("history", History)
 
 
 @cli.command("list", short_help="List the patch series, or what hosts run")
-@common
-def list_(**options: Any) -> Outcome:
+@selects
+def list_(selection: Selection) -> Outcome:
     """List the patch series; with hosts, list what is installed and running there."""
-    return run.list_series(**options)
+    data = {"series": [describe_series(series) for series in catalogue()]}
+    if selection.is_empty:
+        return Outcome("list", data=data)
+    return replace(selection.look("list", List), data=data)
 
 
 cli.add_command(fork)
 
 
-def _reported(
-    command: Callable[..., Outcome], path: Path | None, form: Callable[[Outcome], bytes], options: dict[str, Any]
-) -> Outcome:
+def _reported(path: Path | None, form: Callable[[Outcome], bytes], command: Callable[[SoFar], Outcome]) -> Outcome:
     """Run a command whose outcome is kept in a file as well, if `path` names one, from its first result on."""
     if path is None:
-        return command(**options)
+        return command(nobody)
     report = ReportFile(path, form)
     click.get_current_context().obj.append(report)
-    outcome = command(so_far=report.keep, **options)
+    outcome = command(report.keep)
     report.write(outcome)
     return outcome
 

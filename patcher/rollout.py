@@ -135,7 +135,8 @@ def _start(work: Callable[[_Lane], None], lane: _Lane, future: Future[None]) -> 
         if not future.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(work(lane))
+            work(lane)
+            future.set_result(None)
         except BaseException as error:  # raised by whoever asks for the result
             future.set_exception(error)
 
@@ -213,7 +214,8 @@ class _Lane:
     def execute(self) -> None:
         self.begun = True
         try:
-            self._guard(self.job.execute)
+            if self.job is not None:
+                self._guard(self.job.execute)
         finally:  # whatever ended it: the other nodes wait for this one
             self.node.leave(self.result.error)
         self.ended = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from patcher.errors import DdtreePatchError
 
@@ -50,7 +50,7 @@ class Team:
             for other in self.names:
                 if other not in brought:
                     raise NodeFailed(other, self._gone[other] or DdtreePatchError("it left"), name)
-            return dict(brought)
+            return cast(dict[str, T], dict(brought))
 
     def come(self, name: str, meeting: int, timeout: float) -> bool:
         """Whether the others come to this meeting, or have left, within `timeout` seconds. Raises NodeFailed for one
@@ -122,9 +122,9 @@ class Node:
         outcomes = self.share(failure)
         if failure is not None:
             raise failure
-        for name, error in outcomes.items():
-            if error is not None:
-                raise NodeFailed(name, _typed(error), self.name)
+        for name, other in outcomes.items():
+            if other is not None:
+                raise NodeFailed(name, _typed(other), self.name)
 
     def leave(self, error: DdtreePatchError | None) -> None:
         """The job of this node is over; whoever still waits for it learns so."""

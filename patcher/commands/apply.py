@@ -52,7 +52,7 @@ class Apply:
                 step.detail += "; the receipt on the host is stale (the package was replaced) and is dropped"
         self.result.data["plan"] = self.plan.as_dict()
         self.serving = Serving(self.session)
-        if self.options.restart and self.serving.service:
+        if self.options.restart and not self.serving.why_not:
             self.serving.refuse_wrong_server()
 
     @property
@@ -95,7 +95,7 @@ class Apply:
         with self.result.step("look at the running server") as step:
             server, before = self.serving.look()
             why = self._why_restart(server) if server else LEFT_DOWN if before else "no server is running"
-            step.detail = why or f"process {server['pid']} runs the patched files"
+            step.detail = why or (f"process {server['pid']} runs the patched files" if server else "")
         found = self.session.node.share((before is None and not self.serving.service.starts_stopped, why)).values()
         if any(absent for absent, _ in found):
             self.result.skip("restart", "no server is running; ddtree-patch restart starts the one that was there last")
@@ -125,7 +125,8 @@ class Apply:
         try:
             self._start_and_check()
         except Exception as failure:
-            if _leaves_host_alone(failure) or not all(self.session.node.share(before is not None).values()):
+            ran = not _leaves_host_alone(failure) and all(self.session.node.share(before is not None).values())
+            if before is None or not ran:
                 raise
             bring_back(self.session, self.serving, before, self.series.identity(self.stage), failure)
             self.result.summary += "; the server could not be restarted as wanted, and runs as it did before"
@@ -133,7 +134,7 @@ class Apply:
                 failure.next_step = f"the server runs again as before; {failure.next_step}"
             raise
 
-    def _why_restart(self, server: dict) -> str:
+    def _why_restart(self, server: Mapping[str, Any]) -> str:
         """Why a running server does not run what is installed; empty when it does."""
         receipt = self.session.receipt
         if receipt and server["start_time"] < receipt.host.commit_time:

@@ -126,7 +126,7 @@ class Doctor(Look):
 
     def _service(self, step: Step) -> str:
         serving = self._serving
-        if serving.service is None:
+        if serving.why_not:
             return serving.why_not
         serving.refuse_supervised()
         described = serving.service.describe()
@@ -139,7 +139,7 @@ class Doctor(Look):
         return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
 
     def _copy(self, step: Step) -> str:
-        if self._serving.service is None:
+        if self._serving.why_not:
             return "no service"
         refuse_other_copy(self.session.target, self.session.inspection)
         return "no server of another copy is in the way"

@@ -9,11 +9,12 @@ import click
 
 from patcher.errors import UnsupportedVersion, UsageProblem
 from patcher.series import port as porting
-from patcher.series.catalogue import SETTINGS, catalogue, load_series
+from patcher.series.catalogue import catalogue, load_series
 from patcher.series.export import export as export_series
 from patcher.series.git import git
 from patcher.series.model import Series
 from patcher.series.releases import copy_tree, find_wheel, unpack
+from patcher.series.settings import SETTINGS
 from patcher.series.versions import choose, nearest
 from patcher.series.worktree import BASE, Base, base_of, make, replay
 

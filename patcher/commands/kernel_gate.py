@@ -18,7 +18,7 @@ def check_kernel(session: Session, *, stage: str, sampled: bool) -> None:
         session.result.data["kernel"] = report.as_dict()
         session.result.data.setdefault("facts", {}).update(report.facts())
         warnings = report.check(require=session.host.kernels.require and sampled, stage=stage)
-        step.detail = "; ".join(warnings) or f"right on {report.trees['trees']} random trees"
+        step.detail = "; ".join(warnings) or f"right on {(report.trees or {}).get('trees')} random trees"
         if warnings:
             step.state = WARNING
             session.result.not_done += [f"kernel: {warning}" for warning in warnings]

@@ -46,7 +46,7 @@ def roll_back(session: Session, serving: Serving, plan: Plan, before: ServerBefo
                 serving.service.stop()
                 step.detail = "stopped, as it was before"
                 return
-            if all(session.node.share(_undisturbed(serving, before)).values()):
+            if all(session.node.share(_undisturbed(serving, before)).values()) and before.process:
                 step.detail = f"process {before.process[0]} was never ended, and answers as before"
                 return
             report = serving.bring_back(patched=before.patched, identities=before.identities)

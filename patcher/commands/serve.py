@@ -74,6 +74,6 @@ class SmokeTest:
                 identity=receipt.identity if receipt else None,
                 started_after=receipt.host.commit_time if receipt else None,
             )
-        if self.serving.service:
+        if not self.serving.why_not:
             self.serving.service.settled()
         result.summary = f"suite {self.serving.suite.name}: all checks passed"

@@ -34,7 +34,7 @@ class Verify:
             self.result.skip("kernel probe", "a tree of files has no interpreter")
         else:
             checks.collect(lambda: check_kernel(self.session, stage=receipt.stage, sampled=self.session.samples))
-        if serving.service is None:
+        if serving.why_not:
             self.result.skip("running server", serving.why_not)
         else:
             checks.step("running server", lambda step: self._server(serving, receipt))

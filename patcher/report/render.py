@@ -125,7 +125,8 @@ def to_junit(outcome: Outcome) -> bytes:
         if broke:
             element = ET.SubElement(suite, "testcase", classname=label, name=outcome.command)
             ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    written: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return written
 
 
 def _print_host(host: HostResult, console: Console, many: bool) -> None:

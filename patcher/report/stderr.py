@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from patcher.report.render import console_for
 
 def message_console() -> Console:
     """A console on stderr whose prints never fail."""
-    return console_for(_Droppable(sys.stderr))
+    return console_for(cast(IO[str], _Droppable(sys.stderr)))
 
 
 class _Droppable:

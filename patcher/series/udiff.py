@@ -127,10 +127,8 @@ def make(path: str, old: bytes | None, new: bytes | None) -> bytes:
     if new is None:
         head += "deleted file mode 100644\n"
     sides = ("/dev/null" if old is None else names[0], "/dev/null" if new is None else names[1])
-    sides = tuple(f"{side}\t" if " " in side else side for side in sides)
-    body = diff_bytes(
-        unified_diff, split_lines(old or b""), split_lines(new or b""), *(side.encode() for side in sides)
-    )
+    start, end = (f"{side}\t".encode() if " " in side else side.encode() for side in sides)
+    body = diff_bytes(unified_diff, split_lines(old or b""), split_lines(new or b""), start, end)
     ended = (line if line.endswith(b"\n") else b"%s\n%s\n" % (line, NO_NEWLINE.encode()) for line in body)
     return head.encode() + b"".join(ended)
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
-from unidiff import Hunk as ParsedHunk
-from unidiff import PatchedFile, PatchSet
 from unidiff.errors import UnidiffParseError
+from unidiff.patch import Hunk as ParsedHunk
+from unidiff.patch import Line, PatchedFile, PatchSet
 
 from patcher.errors import SeriesProblem
 from patcher.series.udiff import NO_NEWLINE, FilePatch, Hunk, split_lines
@@ -59,11 +59,16 @@ def parse(raw: bytes, source: str) -> tuple[FilePatch, ...]:
     seen: set[str] = set()
     for parsed, file in zip(files, patch_set, strict=True):
         if parsed.path in seen:
-            raise _problem(source, file.diff_line_no, f"{parsed.path} is changed twice in one patch")
+            raise _problem(source, _number(file), f"{parsed.path} is changed twice in one patch")
         seen.add(parsed.path)
     if nested(seen):
         raise _problem(source, len(lines), f"{nested(seen)} cannot be a file and a directory")
     return files
+
+
+def _number(part: PatchedFile | Line) -> int:
+    """The line of the patch that it begins at, from 1; 0 for what the patch has no line of."""
+    return part.diff_line_no or 0
 
 
 def _problem(source: str, line: int, what: str) -> SeriesProblem:
@@ -140,14 +145,13 @@ def _why_refused(state: str, text: str) -> str:
 
 
 def _file(file: PatchedFile, lines: list[str], source: str) -> FilePatch:
-    at = file.diff_line_no
+    at = _number(file)
     git = git_names(lines[at - 1], source, at)
     has_header = bool(file)
+    names: tuple[str | None, str | None] | None = git
     if has_header:
-        header = file[0][0].diff_line_no - 1
+        header = _number(file[0][0]) - 1
         names = file_name(lines[header - 3], lines[header - 2], source, header - 2)
-    else:
-        names = git
     info = list(takewhile(GIT_PLAIN.match, lines[at:])) if git else []
     created = any(line.startswith("new file") for line in info)
     deleted = any(line.startswith("deleted file") for line in info)
@@ -172,7 +176,7 @@ def _hunks(file: PatchedFile, lines: list[str], source: str) -> tuple[Hunk, ...]
     hunks = []
     end = shift = 0
     for parsed in file:
-        header = parsed[0].diff_line_no - 1
+        header = _number(parsed[0]) - 1
         body = _body(parsed, lines, source)
         hunk = Hunk(_index(parsed.source_start, parsed.source_length), header, body)
         new_index = _index(parsed.target_start, parsed.target_length)
@@ -199,8 +203,8 @@ def _index(start: int, length: int) -> int:
 
 def _body(parsed: ParsedHunk, lines: list[str], source: str) -> tuple[tuple[bytes, bytes], ...]:
     body: list[tuple[bytes, bytes]] = []
-    first = parsed[0].diff_line_no
-    last = max(line.diff_line_no for line in parsed if line.diff_line_no)
+    first = _number(parsed[0])
+    last = max(map(_number, parsed))
     if last < len(lines) and lines[last].startswith("\\"):
         last += 1
     ended: set[bytes] = set()
@@ -209,9 +213,9 @@ def _body(parsed: ParsedHunk, lines: list[str], source: str) -> tuple[tuple[byte
         if text.startswith("\\"):
             if text.removesuffix("\n") != NO_NEWLINE or not body or not body[-1][1].endswith(b"\n"):
                 raise _problem(source, number, f"not understood: {text!r}")
-            tag, line = body[-1]
-            body[-1] = tag, line.removesuffix(b"\n")
-            ended |= {b"-", b"+"} if tag == b" " else {tag}
+            side, data = body[-1]
+            body[-1] = side, data.removesuffix(b"\n")
+            ended |= {b"-", b"+"} if side == b" " else {side}
             continue
         # A blank context line often loses its one space on the way; the counts say that it is one.
         tag, line = (" ", text) if text in ("\n", "\r\n") else (text[0], text[1:])

@@ -13,8 +13,9 @@ import tomlkit
 
 from patcher.errors import SeriesProblem
 from patcher.series import udiff, udiff_parse
-from patcher.series.catalogue import ABSENT, CORE, LINES, PATCH_FILE, SETTINGS, check_against, load_series
+from patcher.series.catalogue import ABSENT, CORE, LINES, PATCH_FILE, check_against, load_series
 from patcher.series.model import PRISTINE, Series, line_digest, sha256
+from patcher.series.settings import SETTINGS
 
 NOTE = "Written by ddtree-patch fork export from a git work tree: edit there, not here."
 
@@ -78,15 +79,16 @@ def write_series(
         {"file": listed[patch.name], "stage": patch.stage, "purpose": patch.purpose, "sha256": sha256(patch.text)}
         for patch in patches
     )
-    document["files"] = tomlkit.table(is_super_table=True)
-    for path, row in _states(patches, pristine, used).items():
-        document["files"][path] = _table(row)
+    states = tomlkit.table(is_super_table=True)
+    for touched, row in _states(patches, pristine, used).items():
+        states[touched] = _table(row)
+    document["files"] = states
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.iterdir():
         if PATCH_FILE.fullmatch(old.name) and old.name not in files:
             old.unlink()
-    for file, patch in files.items():
-        (directory / file).write_bytes(patch.text)
+    for name, patch in files.items():
+        (directory / name).write_bytes(patch.text)
     for path, patch in core.items():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(patch.text)

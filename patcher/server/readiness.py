@@ -71,6 +71,8 @@ def wait_ready(
         _warm(watch, client, path, prompt)
         warmed[path] = round(now() - begun, 1)
     server = watch.look()  # the answers have to be this process's own, the last one too
+    if server is None:
+        raise watch.failed("the new server process is gone", "see the last lines of its log below")
     return ReadyReport(
         pid=server["pid"],
         start_time=server["start_time"],
@@ -133,7 +135,7 @@ class _Watch:
                     f"the new server process {self.process[0]} died" + (f": {why}" if why else ""),
                     "see the last lines of its log below",
                 )
-        elif fresh:
+        elif server and fresh:
             self.process = (server["pid"], server["ticks"])
         elif server is None and (why := self.service.failure()):
             raise self.failed(f"the server does not start: {why}", "see the last lines of its log below")
@@ -146,7 +148,7 @@ class _Watch:
             owner = server["listener"]["owner"] if server else ""
             if owner in ("server", "unseen"):
                 return
-            if owner == "other":
+            if server and owner == "other":
                 self._mind_other_listener(server["listener"]["process"])
                 self.pause(f"waiting for the port, which process {server['listener']['process']['pid']} holds")
             else:

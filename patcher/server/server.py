@@ -15,7 +15,7 @@ from patcher.installation.find import describe_process, refuse_kept, refuse_othe
 from patcher.installation.session import Session
 from patcher.server.client import ServerProblem, SglangClient
 from patcher.server.readiness import ReadyReport, wait_ready
-from patcher.server.services.base import CLOCK_SLACK_S
+from patcher.server.services.base import CLOCK_SLACK_S, Service
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
 from patcher.smoke.run import Baseline, record_baseline, run_suite
@@ -30,7 +30,7 @@ LEFT_DOWN = "an earlier command had stopped it, and no other was ready in its pl
 
 
 class Serving:
-    """`why_not` is empty, or says why there is no service here that this tool looks after; `service` is then None."""
+    """`why_not` is empty, or says why no service here is looked after by this tool: there is no `service` then."""
 
     def __init__(self, session: Session, suite: Suite | None = None) -> None:
         self.session = session
@@ -43,21 +43,12 @@ class Serving:
         port = self.host.endpoint.port or self._port_of_process()
         key = None if session.target.is_tree else self.host.endpoint.api_key()
         self.client = SglangClient(session.connection, self.host.endpoint.host, port, key)
-        self.service = (
-            None
-            if self.why_not
-            else make_service(
-                self.host.service,
-                ServiceHost(
-                    self.host.name,
-                    session.connection,
-                    self._ask,
-                    session.inspection.state_dir,
-                    port,
-                    bool(self.host.venv),
-                ),
-            )
+        on_host = ServiceHost(
+            self.host.name, session.connection, self._ask, session.inspection.state_dir, port, bool(self.host.venv)
         )
+        service = None if self.why_not else make_service(self.host.service, on_host)
+        if service:
+            self.service: Service = service
         self._listing = session.target.processes
         self._refuse_wrong_head()
 
@@ -107,7 +98,7 @@ class Serving:
 
     def refuse_supervised(self) -> None:
         """Raise Conflict when something else starts the server again whenever it ends, and kind is `process`."""
-        if self.service is None or self.host.service.kind != "process":
+        if self.why_not or self.host.service.kind != "process":
             return
         port = self.client.port
         for process in serving_processes(self.session.target, self.session.inspection):
@@ -139,7 +130,7 @@ class Serving:
     def log_hint(self) -> str:
         """Where an operator finds the server's log, as the end of a sentence; empty when that cannot be said."""
         try:
-            place = self.service.log_at()
+            place = "" if self.why_not else self.service.log_at()
         except (NotReady, UsageProblem):  # it must not take the place of the error that it is for
             place = ""
         return f"; the server's log, on the host: {place}" if place else ""
@@ -278,7 +269,7 @@ class Serving:
             self.result.tell(f"waiting for {self.host.head}, which answers for this server")
             server = self.service.live()
             fresh = server is not None and server["start_time"] >= since - CLOCK_SLACK_S
-            process = (server["pid"], server["ticks"]) if fresh else None
+            process = (server["pid"], server["ticks"]) if server and fresh else None
             why = self.service.failure()
             if (seen and process != seen) or (process is None and why):
                 raise NotReady(
@@ -326,7 +317,7 @@ class Serving:
             self.client,
             suite,
             baseline=baseline,
-            service=self.service,
+            service=None if self.why_not else self.service,
             identity=identity,
             started_after=started_after,
             progress=self.result.tell,

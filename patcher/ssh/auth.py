@@ -35,10 +35,10 @@ class KeyAgent(AgentSSH):
         except OSError:
             link.close()
             raise
-        self._connect(link)
+        self._connect(link)  # type: ignore[attr-defined]  # not in the stubs
 
     def close(self) -> None:
-        self._close()
+        self._close()  # type: ignore[attr-defined]
 
 
 def authenticate(transport: paramiko.Transport, target: SshTarget) -> None:
@@ -162,7 +162,7 @@ def _candidates(
         return
     for blob, key in held.items():
         if blob not in offered:
-            yield f"the agent's {key.comment or key.get_name()}", key
+            yield f"the agent's {getattr(key, 'comment', '') or key.get_name()}", key
 
 
 def _agent_keys(target: SshTarget, notes: list[str], stack: contextlib.ExitStack) -> tuple[paramiko.PKey, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import paramiko
 
@@ -60,7 +61,7 @@ class _ChannelFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         data = self._owner.recv(len(buffer))
         buffer[: len(data)] = data
         return len(data)

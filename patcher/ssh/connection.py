@@ -7,6 +7,7 @@ feeds standard input, drains both output streams at once and gives bytes back.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import paramiko
 
@@ -155,11 +156,13 @@ class LocalConnection(Connection):
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             # what a shell would answer, so that both kinds of connection behave alike
             return Completed(126 if isinstance(error, PermissionError) else 127, b"", f"{argv[0]}: {error}".encode())
+        stdin = cast(io.BufferedWriter, process.stdin)
+        stdout, stderr = cast(io.BufferedReader, process.stdout), cast(io.BufferedReader, process.stderr)
         streams = Streams(
-            process.stdin.write,
-            process.stdin.close,
-            lambda: process.stdout.read1(CHUNK),
-            lambda: process.stderr.read1(CHUNK),
+            stdin.write,
+            stdin.close,
+            lambda: stdout.read1(CHUNK),
+            lambda: stderr.read1(CHUNK),
             on_stderr,
             lambda: os.killpg(process.pid, signal.SIGKILL),
         )
@@ -172,8 +175,8 @@ class LocalConnection(Connection):
             raise _too_slow(self.name, argv, timeout) from None
         finally:
             if streams.finish():
-                process.stdout.close()
-                process.stderr.close()
+                stdout.close()
+                stderr.close()
         if streams.too_much:
             raise _too_much(self.name, argv)
         return Completed(process.returncode, streams.stdout, streams.stderr)
@@ -243,7 +246,9 @@ class SshConnection(Connection):
                 with theirs:
                     # Ctrl-C is for this program, which lets a commit end: the way to the host must last until then.
                     self._proxy = subprocess.Popen(
-                        ["/bin/sh", "-c", f"trap '' INT; exec {hop.proxy_command}"], stdin=theirs, stdout=theirs
+                        ["/bin/sh", "-c", f"trap '' INT; exec {hop.proxy_command}"],
+                        stdin=theirs.fileno(),
+                        stdout=theirs.fileno(),
                     )
                 return ours
             link = socket.create_connection((hop.hostname, hop.port), hop.connect_timeout)
