@@ -10,6 +10,7 @@ import click
 import pytest
 
 from patcher import cli
+from patcher.commands.selection import Selection
 from patcher.errors import RollbackFailed
 from patcher.report.outcome import HostResult, Outcome
 from tests.support.builders import make_package, make_series
@@ -87,10 +88,10 @@ def test_help_lists_commands_in_the_order_of_work(capfd):
 
 
 def test_a_bug_exits_1_with_a_log_to_paste(capfd, monkeypatch):
-    def broken(**options):
+    def broken(*job):
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(cli.run, "status", broken)
+    monkeypatch.setattr(Selection, "look", broken)
     code, out, err = run(capfd, "status", "--local", "--json")
     assert code == 1 and json.loads(out)["error"]["exit_code"] == 1
     assert "ZeroDivisionError: seven" in err and "Traceback" in err
@@ -98,17 +99,17 @@ def test_a_bug_exits_1_with_a_log_to_paste(capfd, monkeypatch):
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, click.Abort])
 def test_an_interrupt_exits_130(capfd, monkeypatch, stop):
-    def stopped(**options):
+    def stopped(*job):
         raise stop
 
-    monkeypatch.setattr(cli.run, "status", stopped)
+    monkeypatch.setattr(Selection, "look", stopped)
     code, out, _ = run(capfd, "status", "--local", "--json")
     assert code == 130 and json.loads(out)["error"]["error"] == "Interrupted"
 
 
 def test_the_commands_of_a_failed_rollback_are_printed(capfd, monkeypatch):
     failed = HostResult("h", error=RollbackFailed("no way back", commands=["systemctl restart sglang"]))
-    monkeypatch.setattr(cli.run, "apply", lambda **options: Outcome("apply", (failed,)))
+    monkeypatch.setattr(Selection, "change", lambda *job: Outcome("apply", (failed,)))
     code, out, err = run(capfd, "apply", "--local")
     assert code == 8 and "    systemctl restart sglang\n" in err
     _, out, _ = run(capfd, "apply", "--local", "--json")
@@ -119,7 +120,7 @@ def test_junit_is_written_also_when_the_suite_fails(capfd, monkeypatch, tmp_path
     failed = HostResult(
         "h", data={"checks": [{"name": "diverse", "passed": False, "detail": "equal"}]}, error=RollbackFailed("x")
     )
-    monkeypatch.setattr(cli.run, "smoke_test", lambda **options: Outcome("smoke-test", (failed,)))
+    monkeypatch.setattr(Selection, "look", lambda *job: Outcome("smoke-test", (failed,)))
     run(capfd, "smoke-test", "--local", "--junit", str(tmp_path / "report.xml"))
     assert 'failures="1"' in (tmp_path / "report.xml").read_text()
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,8 @@ class Site:
         )
 
     def info(self):
-        return SglangClient(self.connection, "127.0.0.1", self.port).server_info()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=10) as answer:
+            return json.load(answer)
 
     def until(self, condition, seconds=30):
         deadline = time.monotonic() + seconds
