@@ -80,8 +80,9 @@ def test_a_chain_accepts_what_stock_dflash_accepts(shape, servers, dflash):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_texts_differ_at_a_temperature(shape, temperature, servers):
     sampling = {"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True}
-    outputs = servers[shape].many(PROMPTS[1], [sampling] * 8)
-    assert len({tuple(output[1:]) for output in outputs}) > 4  # not the first token alone, which the prefill draws
+    outputs = servers[shape].many(PROMPTS[1], [sampling] * 16)
+    # The prefill draws the first token: a server that is greedy after it has one text for each of these.
+    assert len({tuple(output) for output in outputs}) > len({output[0] for output in outputs})
 
 
 def test_stops(servers, reference):
