@@ -1,184 +1,121 @@
-"""A strict reader of unified diffs.
+"""A strict reader of unified diffs, as git and ``fork export`` write them.
 
-unidiff finds the files and hunks.  What it lets through is checked here, line by line, because each of these has put a
-wrong byte somewhere before: text that is mangled, counts that do not add up, names that leave the package, changes that
-are no text.  Bytes travel through unidiff as latin-1, which maps each byte to one character and back.
+unidiff parses.  What it writes from what it understood must be the patch's own text again, so nothing in a patch is
+skipped, repaired or guessed; what is checked here beside that is what the text means.  Bytes travel through unidiff as
+latin-1, which maps each byte to one character and back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import takewhile
+from io import StringIO
+from itertools import zip_longest
 
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import Hunk as ParsedHunk
-from unidiff.patch import Line, PatchedFile, PatchSet
+from unidiff.patch import PatchedFile, PatchSet
 
 from patcher.errors import SeriesProblem
-from patcher.series.udiff import NO_NEWLINE, FilePatch, Hunk, split_lines
-from patcher.series.udiff_names import file_name, git_names, nested
+from patcher.series.udiff import NO_NEWLINE, FilePatch, Hunk
+from patcher.series.udiff_names import nested, read_name
 
-FOOTER = "-- "
-HUNK_START = re.compile(r"@@ -\d+(,\d+)? \+\d+(,\d+)? @@")
-GIT_PLAIN = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+( 100(644|755))?|(new|deleted) file mode 100644")
-GIT_REFUSED = {
-    "old mode": "a change of mode",
-    "new mode": "a change of mode",
-    "new file mode 100755": "an executable file",
-    "new file mode 120000": "a symbolic link",
-    "new file mode 160000": "a submodule",
-    "deleted file mode": "the removal of something other than a plain file",
-    "index": "a symbolic link or a submodule",
-    "rename": "a rename",
-    "copy": "a copy",
-    "similarity": "a rename or copy",
-    "dissimilarity": "a rewrite",
-    "GIT binary patch": "a binary file",
-    "Binary file": "a binary file",
-}
+# The lines of git between two files: no rename, no other mode, nothing binary.
+GIT_LINES = re.compile(
+    r"(diff --git [^\n]+\n((new|deleted) file mode 100644\n)?(index [0-9a-f]+\.\.[0-9a-f]+( 100(644|755))?\n)?)?"
+)
+NEXT_STEP = "restore the patch; one written by hand: commit its change in a work tree (fork init), then fork export"
 
 
 def parse(raw: bytes, source: str) -> tuple[FilePatch, ...]:
     """Read a patch; ``source`` names it in errors.  Raises SeriesProblem, with the line, for whatever is not plain."""
-    lines = [line.decode("latin-1") for line in split_lines(raw)]
-    if not lines:
-        raise SeriesProblem("the patch is empty", where=source, next_step="Restore the patch file.")
-    patch_set = _unidiff(lines, source)
-    if any(not hunk for file in patch_set for hunk in file):
-        raise _problem(source, len(lines), "a hunk without any line")
-    covered = {line.diff_line_no for file in patch_set for hunk in file for line in hunk if line.diff_line_no}
-    _check_between_hunks(lines, covered, source)
+    lines = list(StringIO(raw.decode("latin-1")))  # which splits at \n only
+    if not raw.endswith(b"\n"):
+        raise _problem(source, len(lines), "the patch is empty, or cut off: its last line has no line end")
+    start = next((at for at, line in enumerate(lines) if line.startswith(("diff --git ", "--- "))), len(lines))
+    for number, line in enumerate(lines[:start], 1):
+        if line.startswith(("+++ ", "@@ ")):
+            raise _problem(source, number, f"a line of a diff without the file's header: {line!r}")
+    patch_set = _patch_set(lines, start, source)
     if not patch_set:
-        raise SeriesProblem(
-            "no change of a file in it: not a unified diff", where=source, next_step="Restore the patch file."
-        )
-    if len(lines) in covered and not lines[-1].endswith("\n"):
-        raise _problem(source, len(lines), "the last line has no line end: the patch is cut off")
-    files = tuple(_file(file, lines, source) for file in patch_set)
-    seen: set[str] = set()
-    for parsed, file in zip(files, patch_set, strict=True):
-        if parsed.path in seen:
-            raise _problem(source, _number(file), f"{parsed.path} is changed twice in one patch")
-        seen.add(parsed.path)
-    if nested(seen):
-        raise _problem(source, len(lines), f"{nested(seen)} cannot be a file and a directory")
-    return files
-
-
-def _number(part: PatchedFile | Line) -> int:
-    """The line of the patch that it begins at, from 1; 0 for what the patch has no line of."""
-    return part.diff_line_no or 0
+        raise _problem(source, len(lines), "no change of a file in it: not a unified diff")
+    files: dict[str, FilePatch] = {}
+    for parsed in patch_set:
+        at = start + (parsed.diff_line_no or 0)
+        file = _file(parsed, start, at, source)
+        if file.path in files:
+            raise _problem(source, at, f"{file.path} is changed twice in one patch")
+        files[file.path] = file
+    if nested(files):
+        raise _problem(source, len(lines), f"{nested(files)} cannot be a file and a directory")
+    return tuple(files.values())
 
 
 def _problem(source: str, line: int, what: str) -> SeriesProblem:
-    return SeriesProblem(what, where=f"{source}, line {line}", next_step="Restore the patch file.")
+    return SeriesProblem(what, where=f"{source}, line {line}", next_step=NEXT_STEP)
 
 
-def _unidiff(lines: list[str], source: str) -> PatchSet:
-    at = 0
-
-    def feed() -> Iterator[str]:
-        nonlocal at
-        for line in lines:
-            at += 1
-            yield line
-
+def _patch_set(lines: list[str], start: int, source: str) -> PatchSet:
+    """The files of the patch, whose text from ``start`` on is exactly what unidiff makes of them."""
+    unread = iter(lines[start:])
     try:
-        return PatchSet(feed())
+        patch_set = PatchSet(unread)
     except (UnidiffParseError, ValueError) as error:  # ValueError: a number too long to be one
-        # unidiff says what is wrong, but not where; how far it has read is known here.
-        raise _problem(source, at, f"not a valid unified diff: {str(error).strip()}") from error
+        number = len(lines) - len(list(unread))
+        raise _problem(source, number, f"not a valid unified diff: {str(error).strip()}") from error
+    for file in patch_set:
+        info = "".join(file.patch_info or ())
+        if file.is_binary_file or not GIT_LINES.fullmatch(info):
+            what = f"not supported, only a plain change of a text file is: {info.strip()!r}"
+            raise _problem(source, start + (file.diff_line_no or 0), what)
+    for number, (found, written) in enumerate(zip_longest(lines[start:], StringIO(str(patch_set))), start + 1):
+        if found != written and (found is None or _in_full(found) != written):
+            raise _problem(source, number, f"not as git and fork export write a patch: {found!r}")
+    return patch_set
 
 
-def _check_between_hunks(lines: list[str], covered: set[int], source: str) -> None:
-    """Every line outside of hunks must be one that is understood: unidiff takes unknown lines for comments."""
-    state = "preamble"
-    for number, line in enumerate(lines, 1):
-        if number in covered:
-            state = "body"
-            continue
-        text = line.removesuffix("\n")
-        previous, state = state, _next_state(state, text)
-        if state == "?":
-            raise _problem(source, number, _why_refused(previous, text))
-        if state not in ("preamble", "footer") and text.endswith("\r"):
-            raise _problem(source, number, "the patch has CRLF line ends: it was mangled on its way")
-    if state in ("source", "target", "hunk"):
-        raise _problem(source, len(lines), "the patch ends in the middle of a file's header")
-    if state == "git" and not lines[-1].endswith("\n"):
-        raise _problem(source, len(lines), "the last line has no line end: the patch is cut off")
+def _in_full(line: str) -> str:
+    """A header's line as unidiff writes it: no length of a hunk is left out, no tab stands behind a name."""
+    if line.startswith(("--- ", "+++ ")):
+        return line.replace("\t\n", "\n")
+    return re.sub(r"^@@ -(\d+(?:,\d+)?) \+(\d+(?:,\d+)?) @@", _lengths, line)
 
 
-def _next_state(state: str, text: str) -> str:
-    """The grammar outside of hunk bodies; "?" for a line that has no place there."""
-    if state == "footer":
-        return "?" if re.match(r"diff |--- |\+\+\+ |@@ ", text) else "footer"
-    if state == "source":
-        return "target" if text.startswith("+++ ") else "?"
-    if state == "target" or (state in ("body", "blank", "marker") and text.startswith("@@ ")):
-        return "hunk" if HUNK_START.match(text) else "?"
-    if text.startswith("diff --git ") and state != "hunk":
-        return "git"
-    if text.startswith("--- ") and state != "hunk":
-        return "source"
-    if state == "git" and GIT_PLAIN.fullmatch(text):
-        return "git"
-    if state == "preamble":
-        return "?" if text.startswith(("+++ ", "@@ ", "GIT binary patch", "Binary file")) else "preamble"
-    if text == NO_NEWLINE and state == "body":
-        return "marker"
-    if not text:
-        return "blank"
-    return "footer" if text == FOOTER else "?"
+def _lengths(header: re.Match[str]) -> str:
+    old, new = (side if "," in side else f"{side},1" for side in header.groups())
+    return f"@@ -{old} +{new} @@"
 
 
-def _why_refused(state: str, text: str) -> str:
-    for start, what in GIT_REFUSED.items():
-        if text.startswith(start):
-            return f"{what} is not supported: {text!r}"
-    if state == "source":
-        return f"a line '+++ NAME' must follow '--- NAME', not {text!r}"
-    if state == "body":
-        return f"{text!r} stands behind the lines that the hunk's header counts"
-    return f"a line that belongs to no unified diff: {text!r}"
-
-
-def _file(file: PatchedFile, lines: list[str], source: str) -> FilePatch:
-    at = _number(file)
-    git = git_names(lines[at - 1], source, at)
-    has_header = bool(file)
-    names: tuple[str | None, str | None] | None = git
-    if has_header:
-        header = _number(file[0][0]) - 1
-        names = file_name(lines[header - 3], lines[header - 2], source, header - 2)
-    info = list(takewhile(GIT_PLAIN.match, lines[at:])) if git else []
-    created = any(line.startswith("new file") for line in info)
-    deleted = any(line.startswith("deleted file") for line in info)
-    if names is None or (not has_header and not (created or deleted)):
-        raise _problem(source, at, "a file without any hunk")
-    old, new = names
-    if has_header and ((created and old is not None) or (deleted and new is not None)):
-        raise _problem(source, at, f"the header says both that the file is new or deleted and that it is not: {names}")
+def _file(file: PatchedFile, start: int, at: int, source: str) -> FilePatch:
+    if file.source_timestamp or file.target_timestamp:
+        raise _problem(source, at, "not as git and fork export write a patch: a time stands behind a name")
+    try:
+        old, new = read_name(file.source_file, "a"), read_name(file.target_file, "b")
+    except ValueError as error:
+        raise _problem(source, at, str(error)) from error
     path = old or new
-    if path is None or (git is not None and path not in git):
+    if path is None or (new or old) != path:
+        raise _problem(source, at, f"a rename, or no name: {file.source_file!r} and {file.target_file!r}")
+    named = file.source_file if old else file.target_file
+    sides = [named.replace(f"{'a' if old else 'b'}/", f"{side}/", 1) for side in "ab"]
+    if file.patch_info and file.patch_info[0] != f"diff --git {sides[0]} {sides[1]}\n":
         raise _problem(source, at, "the names in the file's header differ")
-    if created and deleted:
-        raise _problem(source, at, "the header says both that the file is new and that it is deleted")
-    kind = "create" if created or old is None else "delete" if deleted or new is None else "modify"
-    hunks = _hunks(file, lines, source)
+    kind = "create" if old is None else "delete" if new is None else "modify"
+    hunks = _hunks(file, start, at, source)
+    if not hunks and kind == "modify":
+        raise _problem(source, at, "a file without any hunk")
     if (kind == "create" and any(h.old for h in hunks)) or (kind == "delete" and any(h.new for h in hunks)):
         raise _problem(source, at, f"the hunk does not {kind} {path} as the header says")
     return FilePatch(path, kind, hunks)
 
 
-def _hunks(file: PatchedFile, lines: list[str], source: str) -> tuple[Hunk, ...]:
+def _hunks(file: PatchedFile, start: int, at: int, source: str) -> tuple[Hunk, ...]:
     hunks = []
     end = shift = 0
     for parsed in file:
-        header = _number(parsed[0]) - 1
-        body = _body(parsed, lines, source)
-        hunk = Hunk(_index(parsed.source_start, parsed.source_length), header, body)
+        if not any(line.line_type in ("+", "-") for line in parsed):
+            raise _problem(source, at, f"a hunk that changes nothing: {str(parsed).strip()!r}")
+        header = start + (parsed[0].diff_line_no or 0) - 1
+        hunk = Hunk(_index(parsed.source_start, parsed.source_length), header, _body(parsed, header, source))
         new_index = _index(parsed.target_start, parsed.target_length)
         if min(hunk.old_index, new_index) < 0:
             raise _problem(source, header, "a hunk of lines cannot start at line 0")
@@ -186,8 +123,6 @@ def _hunks(file: PatchedFile, lines: list[str], source: str) -> tuple[Hunk, ...]
             raise _problem(source, header, "the hunk overlaps the one before it, or stands in the wrong order")
         if new_index != hunk.old_index + shift:
             raise _problem(source, header, "the hunk's old and new line numbers contradict the hunks before it")
-        if not any(tag != b" " for tag, _ in body):
-            raise _problem(source, header, "the hunk changes nothing")
         if hunk.at_start and hunk.old_index:
             raise _problem(source, header, "less context above than below: the hunk would have to stand at line 1")
         end = hunk.old_index + len(hunk.old)
@@ -201,25 +136,20 @@ def _index(start: int, length: int) -> int:
     return start if length == 0 else start - 1
 
 
-def _body(parsed: ParsedHunk, lines: list[str], source: str) -> tuple[tuple[bytes, bytes], ...]:
+def _body(parsed: ParsedHunk, header: int, source: str) -> tuple[tuple[bytes, bytes], ...]:
     body: list[tuple[bytes, bytes]] = []
-    first = _number(parsed[0])
-    last = max(map(_number, parsed))
-    if last < len(lines) and lines[last].startswith("\\"):
-        last += 1
-    ended: set[bytes] = set()
-    for number in range(first, last + 1):
-        text = lines[number - 1]
-        if text.startswith("\\"):
-            if text.removesuffix("\n") != NO_NEWLINE or not body or not body[-1][1].endswith(b"\n"):
-                raise _problem(source, number, f"not understood: {text!r}")
-            side, data = body[-1]
-            body[-1] = side, data.removesuffix(b"\n")
-            ended |= {b"-", b"+"} if side == b" " else {side}
-            continue
-        # A blank context line often loses its one space on the way; the counts say that it is one.
-        tag, line = (" ", text) if text in ("\n", "\r\n") else (text[0], text[1:])
-        if tag.encode() in ended or (tag == " " and ended):
+    ended: set[str] = set()
+    for number, line in enumerate(parsed, header + 1):
+        if line.line_type == "\\":
+            if str(line) != f"{NO_NEWLINE}\n" or not body or not body[-1][1].endswith(b"\n"):
+                raise _problem(source, number, f"not understood: {str(line)!r}")
+            tag, text = body[-1]
+            body[-1] = tag, text.removesuffix(b"\n")
+            ended |= {"-", "+"} if tag == b" " else {tag.decode()}
+        elif line.line_type not in (" ", "-", "+"):
+            raise _problem(source, number, f"a line behind those that the hunk's header counts: {str(line)!r}")
+        elif line.line_type in ended or (line.line_type == " " and ended):
             raise _problem(source, number, "a line follows one that is marked as the file's last")
-        body.append((tag.encode(), line.encode("latin-1")))
+        else:
+            body.append((line.line_type.encode(), line.value.encode("latin-1")))
     return tuple(body)
