@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.rig import target
 from scripts.rig.releases import DEFAULT
 from scripts.rig.server import ENVIRONMENT, command_line
 from tests.support import releases
@@ -35,6 +36,7 @@ FROM_0_5_18 = {
     "unified memory": (["--enable-unified-memory"], "unified memory"),
     "routed experts": (["--enable-return-routed-experts"], "routed experts"),
 }
+MISSING = "missing in plugins"
 
 
 @pytest.fixture(scope="module", params=releases.ONE_A_SERIES)
@@ -54,13 +56,18 @@ def start_up(request, patched_venvs):
         "small letters": argv if release is DEFAULT else [*argv, "--speculative-algorithm", "ddtree"],
         "given": [*argv, *TREE, "--speculative-num-draft-tokens", "13", "--speculative-dflash-block-size", "5"],
     } | {name: [*argv, *extra] for name, (extra, _) in refused.items()}
+    answers = ask(venv, cases) | {"missing in stock's plugins": ask(target.target_venv(release), {})[MISSING]}
+    return answers, {name: sentence for name, (_, sentence) in refused.items()}
+
+
+def ask(venv: Path, cases: dict[str, list[str]]) -> dict:
     done = subprocess.run(
         [venv / "bin/python", Path(__file__).with_name("start_up.py"), json.dumps(cases)],
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1]), {name: sentence for name, (_, sentence) in refused.items()}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_width_block_and_candidates(start_up):
@@ -79,4 +86,4 @@ def test_what_cannot_be_is_refused_in_one_sentence(start_up):
 
 def test_an_algorithm_of_a_plugin_answers_all_that_is_asked(start_up):
     answers, _ = start_up
-    assert answers["missing in plugins"] == []
+    assert answers[MISSING] == answers["missing in stock's plugins"]  # 0.5.12 forgets one
