@@ -46,15 +46,3 @@ def tables(one: Iterable[Text], other: Iterable[Text], doubtful: set[tuple[Text,
         if len(columns) > 1:
             found.append([list(row) for row in zip(*columns, strict=True)])
     return found
-
-
-def chi_square(table: list[list[int]]) -> tuple[float, int]:
-    """(Pearson's statistic of homogeneity, degrees of freedom) of a table of two rows without an empty column."""
-    rows = [sum(row) for row in table]
-    total = sum(rows)
-    statistic = 0.0
-    for column in zip(*table, strict=True):
-        for seen, row in zip(column, rows, strict=True):
-            expected = row * sum(column) / total
-            statistic += (seen - expected) ** 2 / expected
-    return statistic, len(table[0]) - 1

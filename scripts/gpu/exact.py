@@ -58,8 +58,8 @@ def _where_decided(one: list, other: list, temperature: float, params: dict) -> 
 
     doubtful = undecided(_rows(), temperature, params, TOKENS)
     tables = decided.tables(one, other, {(token.before, token.token) for token in doubtful})
-    found = [decided.chi_square(table) for table in tables]
-    chi2, freedom = sum(one[0] for one in found), sum(one[1] for one in found)
+    found = [stats.chi2_contingency(table, correction=False) for table in tables]
+    chi2, freedom = float(sum(one.statistic for one in found)), sum(one.dof for one in found)
     return {
         "p": float(stats.chi2.sf(chi2, freedom)) if found else 1.0,
         "chi2": chi2,

@@ -35,6 +35,8 @@ BASE = (
     ("--no-deps", "torchvision==0.28.0", "triton==3.7.1"),
     ("--no-deps", "-r", str(REQUIREMENTS / "base.txt")),
 )
+# What the tests need that the venv's Python runs, beside numpy.
+TESTING = (("pytest>=8,<10",), ("--no-deps", "scipy==1.17.1"))
 
 
 def cache_dir() -> Path:
@@ -177,13 +179,13 @@ def copy_target(destination: Path, release: Release = DEFAULT) -> Path:
 
 
 def add_pytest(venv_path: Path) -> None:
-    """Let `venv_path/bin/python -m pytest` run, behind whatever the venv has: pytest itself stays in the cache."""
-    requirement = "pytest>=8,<10"
+    """Let `venv_path/bin/python -m pytest` run and its tests import scipy, both from the cache, behind its own."""
 
     def build(path: Path) -> None:
-        _pip(Path(sys.executable), "install", "--target", str(path), requirement)
+        for arguments in TESTING:
+            _pip(Path(sys.executable), "install", "--target", str(path), *arguments)
 
-    path = _built("pytest-for-target", requirement, build)
+    path = _built("pytest-for-target", TESTING, build)
     (site_packages(venv_path) / "pytest.pth").write_text(f"{path}\n")
 
 

@@ -3,15 +3,11 @@
 import math
 from collections import Counter
 
-# A seeded test fails when the code changed, not by bad luck: one in a million of unbiased runs is above the limit.
-NORMAL_QUANTILE = 4.7534  # of 1 - 1e-6
+from scipy import stats
+
+# A seeded test fails when the code changed, not by bad luck: one in a million of unbiased runs is beyond the limit.
+TAIL = 1e-6
 SMALLEST_CELL = 5.0  # cells that expect fewer are counted together
-
-
-def limit(degrees: int) -> float:
-    """The chi-square quantile of 1 - 1e-6 (Wilson and Hilferty's approximation, a percent off at worst)."""
-    spread = 2 / (9 * degrees)
-    return degrees * (1 - spread + NORMAL_QUANTILE * math.sqrt(spread)) ** 3
 
 
 def against(counts: Counter, distribution: dict) -> tuple[float, float]:
@@ -31,7 +27,10 @@ def against(counts: Counter, distribution: dict) -> tuple[float, float]:
         cells.append((max(rest_expected, SMALLEST_CELL), rest_seen))
     if len(cells) == 1:  # everything is in one cell: nothing can be off
         return 0.0, 1.0
-    return sum((seen - expected) ** 2 / expected for expected, seen in cells), limit(len(cells) - 1)
+    expected, seen = zip(*cells, strict=True)
+    # Not the same sum: the last cell may expect more than the rest does.
+    statistic = stats.chisquare(seen, expected, sum_check=False).statistic
+    return float(statistic), float(stats.chi2.isf(TAIL, len(cells) - 1))
 
 
 def fits(counts: Counter, distribution: dict) -> bool:
@@ -40,10 +39,10 @@ def fits(counts: Counter, distribution: dict) -> bool:
 
 
 def same(first: Counter, second: Counter) -> bool:
-    """Whether two sets of counts can come from one distribution (two-sample chi-square, same limit)."""
-    n, m = sum(first.values()), sum(second.values())
-    outcomes = [o for o in {*first, *second} if first[o] + second[o] >= 2 * SMALLEST_CELL]
-    statistic = sum(
-        (math.sqrt(m / n) * first[o] - math.sqrt(n / m) * second[o]) ** 2 / (first[o] + second[o]) for o in outcomes
-    )
-    return statistic < limit(max(1, len(outcomes) - 1))
+    """Whether two sets of counts can come from one distribution, by the same limit."""
+    often = [outcome for outcome in first | second if first[outcome] + second[outcome] >= 2 * SMALLEST_CELL]
+    table = [[side[outcome] for outcome in often] for side in (first, second)]
+    rest = [side.total() - sum(row) for side, row in zip((first, second), table, strict=True)]
+    if any(rest):
+        table = [[*row, count] for row, count in zip(table, rest, strict=True)]
+    return bool(stats.chi2_contingency(table, correction=False).pvalue > TAIL)
