@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 
 from patcher import __version__
-from patcher.commands.apply import Apply, ApplyOptions
+from patcher.commands.apply import Apply
+from patcher.commands.apply_plan import ApplyOptions
 from patcher.commands.doctor import Doctor
 from patcher.commands.fork import fork
 from patcher.commands.options import DRY_RUN, NO_RESTART, UP_TO, Given, NewFile, rolls_out, selects
@@ -24,12 +25,12 @@ from patcher.commands.selection import Selection, SoFar, nobody
 from patcher.commands.serve import Restart, SmokeTest
 from patcher.commands.status import Diff, History, List, Status, describe_series
 from patcher.commands.verify import Verify
-from patcher.errors import DdtreePatchError, Interrupted, UsageProblem
+from patcher.errors import DdtreePatchError, Interrupted, UsageProblem, unexpected
 from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
 from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
 from patcher.report.stderr import message_console
-from patcher.rollout import Rollout, unexpected
+from patcher.rollout import Rollout
 from patcher.series.catalogue import catalogue
 from patcher.smoke.suite import load_suite
 
@@ -83,7 +84,7 @@ def apply(
     return _reported(
         report,
         _json_bytes,
-        lambda so_far: selection.change("apply", lambda session: Apply(session, options), rollout, so_far),
+        lambda so_far: selection.change("apply", lambda unit: Apply(unit, options), rollout, so_far),
     )
 
 
@@ -126,7 +127,7 @@ def revert(selection: Selection, rollout: Rollout, report: Path | None, dry_run:
         _json_bytes,
         lambda so_far: selection.change(
             "revert",
-            lambda session: Revert(session, options),
+            lambda unit: Revert(unit, options),
             rollout,
             so_far,
             # The files of one node alone: what a failed rollback may leave to do.

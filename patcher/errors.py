@@ -6,8 +6,14 @@ next. They are turned into text and an exit code in one place, ``cli.main``.
 
 from __future__ import annotations
 
+import copy
+import platform
+import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
+
+from patcher import __version__
 
 
 class DdtreePatchError(Exception):
@@ -30,6 +36,12 @@ class DdtreePatchError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
+
+    def but(self, **texts: str) -> Self:
+        """The same failure with other texts (`what`, `next_step` ...). An error that was raised is never changed."""
+        other = copy.copy(self)
+        other.__dict__.update(texts)
+        return other
 
     def as_dict(self) -> dict[str, Any]:
         """The failure as plain data, for ``--json``."""
@@ -137,6 +149,24 @@ class RollbackFailed(DdtreePatchError):
         return {**super().as_dict(), "commands": self.commands, "last_resort": self.last_resort}
 
 
+class RolledBack(DdtreePatchError):
+    """What ``cause`` broke was put back: ``now`` says how things stand. Exit code and kind are those of the cause."""
+
+    def __init__(self, cause: DdtreePatchError, now: str) -> None:
+        super().__init__(
+            cause.what,
+            where=cause.where,
+            next_step=f"{now}; {cause.next_step}" if cause.next_step else now,
+            detail=cause.detail,
+        )
+        self.cause = cause
+        self.now = now
+        self.exit_code = cause.exit_code
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "error": type(self.cause).__name__}
+
+
 class Locked(DdtreePatchError):
     """Someone else is changing this installation."""
 
@@ -157,3 +187,15 @@ class Interrupted(DdtreePatchError):
     """The operator stopped the command. The hosts are consistent."""
 
     exit_code = 130
+
+
+def unexpected(error: Exception, where: str) -> DdtreePatchError:
+    """A bug of this tool as an error that can be pasted into a report."""
+    log = "".join(traceback.format_exception(error))
+    system = f"ddtree-patch {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    return DdtreePatchError(
+        f"unexpected {type(error).__name__}: {error}",
+        where=where,
+        next_step="this is a bug of ddtree-patch: report it with the lines below",
+        detail=f"{system}\nargv: {sys.argv[1:]}\n{log}",
+    )

@@ -6,37 +6,30 @@ The hosts of one multi-node server are a unit: prepared, changed and put back to
 from __future__ import annotations
 
 import math
-import platform
-import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from patcher import __version__, interrupts
-from patcher.errors import DdtreePatchError, Interrupted, NotTouched
+from patcher import interrupts
+from patcher.errors import DdtreePatchError, Interrupted, NotTouched, unexpected
 from patcher.hosts import HostSettings
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
 from patcher.ssh.connection import Connection, connect
-from patcher.team import Node, Team
+from patcher.unit import NodeFailed, PhaseFailed, Unit, start
 
 _LOOK = 0.1  # seconds between two looks for an interrupt
 _PATIENCE = 30.0  # seconds that an interrupted job gets to reach its next step before its connection is closed
 
 
 class Job(Protocol):
-    """The work on one host. `prepare` only reads; `execute` does what prepare decided."""
+    """The work on one unit. `prepare` only reads; `execute` does what prepare decided."""
 
     def prepare(self) -> None: ...
 
     def execute(self) -> None: ...
-
-
-MakeJob = Callable[[HostSettings, Connection, HostResult, Node], Job]
 
 
 @dataclass(frozen=True)
@@ -47,20 +40,127 @@ class Rollout:
         canary: one unit (a host, or all hosts of a multi-node server) goes first, alone.
         batch: how many units are changed at a time after that; 0 for all that are left.
         keep_going: change the good hosts although others could not be prepared or failed.
+        by_server: the hosts of one server are a unit; else each host is one.
     """
 
     canary: bool = False
     batch: int = 0
     keep_going: bool = False
+    by_server: bool = True
 
-    def waves(self, units: Sequence[Sequence[_Lane]]) -> Iterator[list[_Lane]]:
-        """The lanes of each wave."""
+    def waves(self, units: Sequence[_Work]) -> Iterator[Sequence[_Work]]:
+        """The units of each wave."""
         left = list(units)
         first = 1 if self.canary and len(left) > 1 else 0
         while left:
             size = first or self.batch or len(left)
-            yield [lane for unit in left[:size] for lane in unit]
+            yield left[:size]
             left, first = left[size:], 0
+
+
+class Lane:
+    """One host: its settings, result, and connection once there is one."""
+
+    def __init__(self, host: HostSettings, result: HostResult) -> None:
+        self.host, self.result = host, result
+        self.connection: Connection | None = None
+        self.prepared = self.begun = self.ended = False
+
+    def connect(self) -> None:
+        if not self.host.local:
+            self.result.tell("connect")
+            self.result.doing = "connect"
+        self.connection = connect(self.host)
+        self.result.doing = ""
+
+    @property
+    def reached(self) -> Connection:
+        """The connection, which there is once `connect` is done."""
+        assert self.connection is not None
+        return self.connection
+
+    def leave(self, why: str) -> None:
+        """Not to be touched; a host with an error of its own keeps that."""
+        if self.result.error is None:
+            self.result.summary = "not touched"
+            self.result.error = NotTouched(
+                f"not touched, because {why}",
+                where=self.result.host,
+                next_step="solve that first, leave that host out, or give --keep-going",
+            )
+
+    def so_far(self) -> HostResult:
+        """What is known of this host, in a copy that its job, which may go on, does not reach."""
+        found = self.result
+        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), data=dict(found.data))
+        if known.error is None and not self.ended:
+            waits = self.prepared and not self.begun
+            known.error = Interrupted(
+                "not begun: nothing was changed here" if waits else f"not ended; last seen at: {found.doing or 'work'}",
+                where=found.host,
+                next_step="ddtree-patch status says where the host stands",
+            )
+        return known
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
+
+MakeJob = Callable[[Unit[Lane]], Job]
+
+
+class _Work:
+    """One unit, and the job that is done on it."""
+
+    def __init__(self, lanes: Sequence[Lane], make_job: MakeJob) -> None:
+        self.lanes, self.make_job = lanes, make_job
+        self.unit = Unit(lanes)
+        self.job: Job | None = None
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of its hosts that failed."""
+        return [lane.result.host for lane in self.lanes if lane.result.error]
+
+    def prepare(self) -> None:
+        self._guard(self._prepare)
+        for lane in self.lanes:  # those that only another one held up are left, and say so
+            if isinstance(lane.result.error, NodeFailed):
+                lane.result.error = None
+            lane.prepared = lane.result.error is None
+
+    def _prepare(self) -> None:
+        self.unit.each(Lane.connect)
+        job = self.make_job(self.unit)
+        job.prepare()
+        self.job = job
+
+    def execute(self) -> None:
+        for lane in self.lanes:
+            lane.begun = True
+        if self.job is not None:
+            self._guard(self.job.execute)
+        for lane in self.lanes:
+            lane.ended = True
+
+    def leave(self, why: str) -> None:
+        for lane in self.lanes:
+            lane.leave(why)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """A unit's failure is part of its hosts' results, so that the others' results are not lost."""
+        errors: dict[str, DdtreePatchError] = {}
+        try:
+            work()
+        except PhaseFailed as failure:
+            errors = dict(failure.errors)
+        except DdtreePatchError as error:
+            errors = dict.fromkeys(self.unit.names, error)
+        except Exception as error:
+            errors = {name: unexpected(error, name) for name in self.unit.names}
+        for lane in self.lanes:
+            lane.result.error = errors.get(lane.result.host)
 
 
 def run_on_hosts(
@@ -71,7 +171,7 @@ def run_on_hosts(
     rollout: Rollout,
     so_far: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
-    """Run a job on each host and give the outcome; failures are in the hosts' results, and are not raised.
+    """Run a job on each unit and give the outcome; failures are in the hosts' results, and are not raised.
 
     When one host cannot be prepared, none is executed, and after a wave with a failure no other begins, unless
     `rollout.keep_going`. `so_far` is called with what is known when all are prepared, and after each wave: hosts that
@@ -80,27 +180,27 @@ def run_on_hosts(
     After a KeyboardInterrupt each job stops before its next step, and what has not ended by then is Interrupted; after
     a second one nothing is waited for.
     """
-    units = _units(hosts, make_job, progress)
-    lanes = [lane for unit in units for lane in unit]
+    lanes = [Lane(host, HostResult(host.name, tell=progress.for_host(host.name))) for host in hosts]
+    units = [_Work(members, make_job) for members in _by_unit(lanes, rollout.by_server)]
     running: list[Future[None]] = []
 
-    def each(chosen: Sequence[_Lane], work: Callable[[_Lane], None]) -> None:
-        running[:] = [Future() for _ in chosen]
+    def each(chosen: Sequence[_Work], work: Callable[[_Work], None]) -> None:
+        running.clear()
         with interrupts.deferred():
-            for lane, future in zip(chosen, running, strict=True):
-                _start(work, lane, future)
+            for one in chosen:
+                running.append(start(lambda one=one: work(one), ", ".join(one.unit.names)))  # type: ignore[misc]
             _wait(running)
         for future in running:
-            future.result()  # raises what no lane takes for its host's failure
+            future.result()  # raises what no unit takes for its hosts' failure
         so_far(known(stopped=False))
 
     def known(stopped: bool) -> Outcome:
-        return Outcome(command, tuple(lane.so_far() for lane in _in_order(lanes, hosts)), stopped=stopped)
+        return Outcome(command, tuple(lane.so_far() for lane in lanes), stopped=stopped)
 
     stopped = False
     try:
-        each(lanes, _Lane.prepare)
-        _roll_out(units, rollout, lambda wave: each(wave, _Lane.execute))
+        each(units, _Work.prepare)
+        _roll_out(units, rollout, lambda wave: each(wave, _Work.execute))
     except KeyboardInterrupt:
         stopped = True
     try:
@@ -128,142 +228,33 @@ def _wait(futures: Sequence[Future[None]], timeout: float = math.inf) -> None:
         interrupts.check()
 
 
-def _start(work: Callable[[_Lane], None], lane: _Lane, future: Future[None]) -> None:
-    """`work(lane)` on a thread of its own, which, unlike a pool's, does not keep an interrupted program from ending."""
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            work(lane)
-            future.set_result(None)
-        except BaseException as error:  # raised by whoever asks for the result
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=lane.host.name, daemon=True).start()
-
-
-def _units(hosts: Sequence[HostSettings], make_job: MakeJob, progress: Progress) -> list[list[_Lane]]:
+def _by_unit(lanes: Sequence[Lane], by_server: bool) -> Iterable[list[Lane]]:
     """The lanes of the hosts, those of one server together."""
-    servers: dict[str, list[HostSettings]] = {}
-    for host in hosts:
-        servers.setdefault(f"server {host.server}" if host.server else f"host {host.name}", []).append(host)
-    units = []
-    for members in servers.values():
-        nodes = Team([host.name for host in members]).nodes()
-        units.append(
-            [
-                _Lane(host, make_job, HostResult(host.name, tell=progress.for_host(host.name)), nodes[host.name])
-                for host in members
-            ]
-        )
-    return units
+    units: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        server = lane.host.server if by_server else ""
+        units.setdefault(f"server {server}" if server else f"host {lane.host.name}", []).append(lane)
+    return units.values()
 
 
-def _roll_out(units: Sequence[Sequence[_Lane]], rollout: Rollout, execute: Callable[[Sequence[_Lane]], None]) -> None:
+def _roll_out(units: Sequence[_Work], rollout: Rollout, execute: Callable[[Sequence[_Work]], None]) -> None:
     """Execute the units that are prepared, wave by wave; the others, and those after a failure, are left."""
-    unprepared = _failed(lane for unit in units for lane in unit)
-    ready = [unit for unit in units if not _failed(unit)]
+    unprepared = _failed(units)
+    ready = [unit for unit in units if not unit.failed]
     for unit in units:
-        for lane in unit:
-            if unit not in ready or (unprepared and not rollout.keep_going):
-                lane.leave(f"{', '.join(_failed(unit) or unprepared)} could not be prepared")
+        if unit not in ready or (unprepared and not rollout.keep_going):
+            unit.leave(f"{', '.join(unit.failed or unprepared)} could not be prepared")
     if unprepared and not rollout.keep_going:
         return
     failed: list[str] = []
     for wave in rollout.waves(ready):
         if failed and not rollout.keep_going:
-            for lane in wave:
-                lane.leave(f"{', '.join(failed)} failed before")
+            for unit in wave:
+                unit.leave(f"{', '.join(failed)} failed before")
         else:
             execute(wave)
             failed += _failed(wave)
 
 
-def _failed(lanes: Iterator[_Lane] | Sequence[_Lane]) -> list[str]:
-    return [lane.result.host for lane in lanes if lane.result.error]
-
-
-def _in_order(lanes: Sequence[_Lane], hosts: Sequence[HostSettings]) -> list[_Lane]:
-    by_name = {lane.host.name: lane for lane in lanes}
-    return [by_name[host.name] for host in hosts]
-
-
-class _Lane:
-    """One host: its connection, job and result."""
-
-    def __init__(self, host: HostSettings, make_job: MakeJob, result: HostResult, node: Node) -> None:
-        self.host, self.make_job, self.result, self.node = host, make_job, result, node
-        self.connection: Connection | None = None
-        self.job: Job | None = None
-        self.begun = self.ended = False
-
-    def prepare(self) -> None:
-        self._guard(self._prepare)
-
-    def _prepare(self) -> None:
-        if not self.host.local:
-            self.result.tell("connect")
-            self.result.doing = "connect"
-        self.connection = connect(self.host)
-        self.result.doing = ""
-        job = self.make_job(self.host, self.connection, self.result, self.node)
-        job.prepare()
-        self.job = job
-
-    def execute(self) -> None:
-        self.begun = True
-        try:
-            if self.job is not None:
-                self._guard(self.job.execute)
-        finally:  # whatever ended it: the other nodes wait for this one
-            self.node.leave(self.result.error)
-        self.ended = True
-
-    def leave(self, why: str) -> None:
-        """Not to be touched; a host with an error of its own keeps that."""
-        if self.result.error is None:
-            self.result.summary = "not touched"
-            self.result.error = NotTouched(
-                f"not touched, because {why}",
-                where=self.result.host,
-                next_step="solve that first, leave that host out, or give --keep-going",
-            )
-
-    def so_far(self) -> HostResult:
-        """What is known of this host, in a copy that its job, which may go on, does not reach."""
-        found = self.result
-        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), data=dict(found.data))
-        if known.error is None and not self.ended:
-            waits = self.job is not None and not self.begun
-            known.error = Interrupted(
-                "not begun: nothing was changed here" if waits else f"not ended; last seen at: {found.doing or 'work'}",
-                where=found.host,
-                next_step="ddtree-patch status says where the host stands",
-            )
-        return known
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        """One host's failure is part of its result, so that the others' results are not lost."""
-        try:
-            work()
-        except DdtreePatchError as error:
-            self.result.error = error
-        except Exception as error:
-            self.result.error = unexpected(error, self.host.name)
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-
-
-def unexpected(error: Exception, where: str) -> DdtreePatchError:
-    """A bug of this tool as an error that can be pasted into a report."""
-    log = "".join(traceback.format_exception(error))
-    system = f"ddtree-patch {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    return DdtreePatchError(
-        f"unexpected {type(error).__name__}: {error}",
-        where=where,
-        next_step="this is a bug of ddtree-patch: report it with the lines below",
-        detail=f"{system}\nargv: {sys.argv[1:]}\n{log}",
-    )
+def _failed(units: Iterable[_Work]) -> list[str]:
+    return [name for unit in units for name in unit.failed]

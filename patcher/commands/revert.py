@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from patcher.commands.node import Node, plan_server
 from patcher.errors import UnsupportedVersion
 from patcher.installation.session import Session
 from patcher.installation.transaction import commit, describe
 from patcher.plan.plan import make_revert_plan
 from patcher.server.client import ServerProblem
-from patcher.server.server import LEFT_DOWN, Serving
+from patcher.server.restart import Wanted, bring_back
+from patcher.server.server import LEFT_DOWN
+from patcher.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -19,90 +24,80 @@ class RevertOptions:
 
 
 class Revert:
-    """One revert on one host."""
+    """One revert on one unit. Methods that take a node are phases."""
 
-    def __init__(self, session: Session, options: RevertOptions) -> None:
-        self.session = session
-        self.result = session.result
+    def __init__(self, unit: Unit[Session], options: RevertOptions) -> None:
+        self.unit = unit.of(Node)
         self.options = options
-        self.commit_time: float | None = None
 
     def prepare(self) -> None:
-        self.session.open()
-        with self.result.step("plan") as step:
-            try:
-                series = self.session.series()
-            except UnsupportedVersion:
-                series = None  # the receipt and the backups on the host are enough
-            self.plan = make_revert_plan(self.session.for_plan, series)
-            step.detail = describe(self.plan)
-        self.result.data["plan"] = self.plan.as_dict()
-        self.serving = Serving(self.session)
-        self.why_not = self.serving.why_not or ("" if self.options.restart else "--no-restart was given")
-        if not self.why_not:
-            self.serving.refuse_wrong_server()
+        self.unit.each(lambda node: node.session.open())
+        self.unit.each(self._plan)
+        self.unit.each(lambda node: node.find_server(self.options.restart))
+        plan_server(self.unit, self._need, "it runs without the patch")
+        for node in self.unit.nodes:
+            node.plan_action(node.action)
 
     def execute(self) -> None:
         """Do it. A server that does not come back is NotReady; the files stay as they were before the apply."""
         if self.options.dry_run:
-            self.result.summary = f"dry run, nothing was changed: {describe(self.plan)}{self._would_restart()}"
-            return
-        with self.session.node.together():
-            self._put_back()
-        if any(self.session.node.share(bool(self.why_not)).values()):
-            self.result.skip("restart", self.why_not or "another node of the server is not restarted")
-            return
-        self._restart()
+            self.unit.each(self._say)
+        else:
+            self.unit.each(self._put_back)
+            if all(node.action.acts for node in self.unit.nodes):
+                self._restart()
+        self.unit.each(Node.leave_out)
 
-    def _put_back(self) -> None:
-        if self.session.stale:
-            self.session.target.forget()
-            self.result.not_done.append("the receipt was stale (the package was replaced since), and was dropped")
-        if self.plan.is_noop:
-            self.result.summary = "not patched: nothing to revert"
-            return
-        with self.result.step("commit") as step:
-            reply = commit(self.session, self.plan, "revert", [])
-            self.commit_time = reply.commit_time
-            step.detail = f"{len(self.plan.changes)} files put back and read back; RECORD {reply.record}"
-        self.result.changed = True
-        self.result.summary = "reverted: every file is as it was before the first apply"
+    def _plan(self, node: Node) -> None:
+        with node.result.step("plan") as step:
+            try:
+                series = node.session.series()
+            except UnsupportedVersion:
+                series = None  # the receipt and the backups on the host are enough
+            node.plan = make_revert_plan(node.session.for_plan, series)
+            step.detail = describe(node.plan)
 
-    def _restart(self) -> None:
-        with self.session.node.together():
-            server, before = self.serving.look()
-            absent = before is None and not self.serving.service.starts_stopped
-            stock = not self.result.changed and server is not None and self._is_stock()
-        found = self.session.node.share((absent, stock)).values()
-        if any(missing for missing, _ in found):
-            self.result.skip("restart", "no server is running")
-            return
-        if all(already for _, already in found):
-            self.serving.service.settled()
-            return  # a stock server on stock files
-        with self.result.step("restart and wait until ready") as step:
-            report = self.serving.bring_back(patched=False, identities={None}, younger_than=self.commit_time)
-            step.detail = f"process {report.pid} answers, without the patch"
-        if server is None and before is not None:
-            self.result.summary += f"; the server was started again, because {LEFT_DOWN}"
+    def _need(self, node: Node, server: Mapping[str, Any]) -> str:
+        """Why a running server has to be restarted; empty when it is a stock server on stock files."""
+        if not node.plan.is_noop:
+            return "its files change"
+        return "" if self._is_stock(node) else "it runs the patch"
 
-    def _would_restart(self) -> str:
-        """What a revert would do to the server, for a dry run."""
-        if self.why_not:
-            return ""
-        server, before = self.serving.look()
-        if server is not None:
-            is_left = self.plan.is_noop and self._is_stock()
-            return "; no restart" if is_left else f"; process {server['pid']} would be restarted"
-        if before is not None:
-            return f"; the server would be started, because {LEFT_DOWN}"
-        return "; the server would be started" if self.serving.service.starts_stopped else "; no server is running"
-
-    def _is_stock(self) -> bool:
+    def _is_stock(self, node: Node) -> bool:
         """Whether the server that runs reports no patch, where it can be asked."""
         try:
-            return not (self.session.host.answers and self.serving.identity_problem({None}))
+            return not (node.session.host.answers and node.serving.identity_problem({None}))
         except ServerProblem:
-            if self.serving.service.ended() is None:
+            if node.serving.service.ended() is None:
                 raise
             return False  # the one that a command started before it was cut off: nobody knows whether it comes up
+
+    def _say(self, node: Node) -> None:
+        node.result.summary = f"dry run, nothing was changed: {describe(node.plan)}; {node.action}"
+
+    def _put_back(self, node: Node) -> None:
+        node.refuse_other_server()
+        if node.session.stale:
+            node.session.target.forget()
+            node.result.not_done.append("the receipt was stale (the package was replaced since), and was dropped")
+        if node.plan.is_noop:
+            node.result.summary = "not patched: nothing to revert"
+        else:
+            with node.result.step("commit") as step:
+                reply = commit(node.session, node.plan, "revert", [])
+                step.detail = f"{len(node.plan.changes)} files put back and read back; RECORD {reply.record}"
+            node.result.changed = True
+            node.result.summary = "reverted: every file is as it was before the first apply"
+        if not node.action.acts and not node.action.is_blocked:
+            node.serving.service.settled()
+
+    def _restart(self) -> None:
+        with self.unit.step("restart and wait until ready") as steps:
+            reports = bring_back(
+                self.unit.of(lambda node: node.restarting(Wanted(False, False, {None}, node.session.committed)))
+            )
+            for step, report in zip(steps, reports, strict=True):
+                step.detail = f"process {report.pid} answers, without the patch"
+        for node in self.unit.nodes:
+            if node.action.why == LEFT_DOWN:
+                node.result.summary += f"; the server was started again, because {LEFT_DOWN}"

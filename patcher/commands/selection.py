@@ -12,13 +12,12 @@ from patcher.errors import UsageProblem
 from patcher.hosts import LOCAL_NAME, HostSettings
 from patcher.hosts_file import load_config, searched
 from patcher.installation.session import Session
-from patcher.report.outcome import HostResult, Outcome
+from patcher.report.outcome import Outcome
 from patcher.report.progress import Progress
 from patcher.report.stderr import message_console
-from patcher.rollout import Job, Rollout, run_on_hosts
+from patcher.rollout import Job, Lane, Rollout, run_on_hosts
 from patcher.series.catalogue import catalogue
-from patcher.ssh.connection import Connection
-from patcher.team import Node
+from patcher.unit import Unit
 
 SoFar = Callable[[Outcome], None]
 
@@ -73,10 +72,15 @@ class Selection:
 
     def look(self, command: str, job: Callable[[Session], Job], so_far: SoFar = nobody) -> Outcome:
         """A job that only reads, on every host that can be reached."""
-        return self._run(command, job, self.chosen(), Rollout(keep_going=True), so_far)
+
+        def alone(unit: Unit[Session]) -> Job:
+            (session,) = unit.nodes
+            return job(session)
+
+        return self._run(command, alone, self.chosen(), Rollout(keep_going=True, by_server=False), so_far)
 
     def change(
-        self, command: str, job: Callable[[Session], Job], rollout: Rollout, so_far: SoFar, whole: bool = True
+        self, command: str, job: Callable[[Unit[Session]], Job], rollout: Rollout, so_far: SoFar, whole: bool = True
     ) -> Outcome:
         """A job that changes hosts, wave by wave; `whole`: all nodes of a server, or none."""
         return self._run(command, job, self.chosen(whole), rollout, so_far)
@@ -84,14 +88,16 @@ class Selection:
     def _run(
         self,
         command: str,
-        job: Callable[[Session], Job],
+        job: Callable[[Unit[Session]], Job],
         hosts: Sequence[HostSettings],
         rollout: Rollout,
         so_far: SoFar,
     ) -> Outcome:
         series = catalogue()  # loaded, and checked, before any connection is made
 
-        def make(host: HostSettings, connection: Connection, result: HostResult, node: Node) -> Job:
-            return job(Session(host, connection, result, series, node))
+        def session(lane: Lane) -> Session:
+            return Session(lane.host, lane.reached, lane.result, series)
 
-        return run_on_hosts(command, hosts, make, Progress(message_console()), rollout, so_far)
+        return run_on_hosts(
+            command, hosts, lambda unit: job(unit.of(session)), Progress(message_console()), rollout, so_far
+        )

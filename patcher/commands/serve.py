@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from patcher.commands.node import Node
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
+from patcher.plan.server_action import decide
+from patcher.server.restart import Wanted, restart
 from patcher.server.server import Serving
 from patcher.smoke.suite import Suite
+from patcher.unit import Unit
 
 
 class Restart:
     """Restart the server, patched or stock as its files are, and wait until it is ready."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, unit: Unit[Session]) -> None:
+        self.unit = unit.of(Node)
 
     def prepare(self) -> None:
-        self.session.open()
-        self.serving = Serving(self.session)
-        if self.serving.why_not:
-            raise UsageProblem(
-                f"there is nothing to restart: {self.serving.why_not}",
-                where=self.session.host.name,
-                next_step="give a venv, and a service in hosts.toml",
-            )
-        self.serving.refuse_wrong_server()
+        self.unit.each(lambda node: node.session.open())
+        self.unit.each(self._find)
+        found = self.unit.each(lambda node: node.look(lambda *server: ""))
+        asked = [replace(one, why_not="", need="this command is for that") for one in found]
+        for node, action in zip(self.unit.nodes, decide(asked, [node.flags for node in self.unit.nodes]), strict=True):
+            node.action = action
+            node.result.data["server"] = action.as_dict()
 
     def execute(self) -> None:
-        receipt, result = self.session.receipt, self.session.result
-        with result.step("restart and wait until ready") as step:
-            report = self.serving.restart(
-                patched=receipt is not None,
-                sampled=self.session.samples,
-                identities={receipt.identity if receipt else None},
+        self.unit.each(Node.refuse_other_server)
+        with self.unit.step("restart and wait until ready") as steps:
+            reports = restart(self.unit.of(lambda node: node.restarting(self._wanted(node))))
+            for node, step, report in zip(self.unit.nodes, steps, reports, strict=True):
+                step.detail = f"process {report.pid}"
+                node.result.data["ready"] = report.as_dict()
+                node.result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
+
+    def _find(self, node: Node) -> None:
+        node.patched = node.session.receipt is not None
+        node.find_server()
+        if node.why_not:
+            raise UsageProblem(
+                f"there is nothing to restart: {node.why_not}",
+                where=node.result.host,
+                next_step="give a venv, and a service in hosts.toml",
             )
-            step.detail = f"process {report.pid}"
-        result.data["ready"] = report.as_dict()
-        result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
+
+    def _wanted(self, node: Node) -> Wanted:
+        receipt = node.session.receipt
+        return Wanted(node.patched, node.session.samples, {receipt.identity if receipt else None})
 
 
 class SmokeTest:

@@ -6,17 +6,21 @@ from typing import Any
 
 import msgspec
 
-from patcher.errors import BadAnswer, UnsupportedVersion
+from patcher.commands.apply_plan import ApplyOptions, ApplyPlan
+from patcher.commands.node import Node
+from patcher.errors import BadAnswer, Conflict, Locked, NotReady, UnsupportedVersion, UsageProblem
 from patcher.installation.command_line import port_of
 from patcher.installation.find import describe_process, serving_processes
-from patcher.installation.session import Session, stage_named
+from patcher.installation.session import Session
 from patcher.moment import local_time
-from patcher.plan.plan import EARLIER, make_plan
+from patcher.plan.plan import EARLIER
+from patcher.plan.server_action import ServerAction
 from patcher.plan.states import file_states, overall_state, shown
 from patcher.series.model import Series
 from patcher.series.support import Proof
 from patcher.server.server import LEFT_DOWN
 from patcher.server.services.process import ended_server
+from patcher.unit import PhaseFailed, Unit
 
 
 def describe_series(series: Series) -> dict[str, Any]:
@@ -110,13 +114,22 @@ class Diff(Look):
 
     def __init__(self, session: Session, up_to: str) -> None:
         super().__init__(session)
-        self.up_to = up_to
+        self.node = Node(session)
+        self.plan = ApplyPlan(Unit([self.node]), ApplyOptions(up_to=up_to))
 
     def show(self) -> None:
-        series = self.session.series()
-        plan = make_plan(series, stage_named(series, self.up_to), self.session.for_plan)
-        self.session.result.data["plan"] = plan.as_dict()
-        self.session.result.data["diff"] = plan.unified_diff().decode("utf-8", "surrogateescape")
+        """Where apply would be refused because of the server, the files are shown all the same, and why it would."""
+        node = self.node
+        self.plan.files()
+        try:
+            self.plan.server()
+        except PhaseFailed as failure:
+            error = failure.errors[node.result.host]
+            if not isinstance(error, (Conflict, Locked, NotReady, UsageProblem)):
+                raise
+            node.plan_action(ServerAction("none", f"apply would end with: {error.what}"))
+        server = f"# {node.action}\n" if node.action.acts else ""
+        self.session.result.data["diff"] = server + node.plan.unified_diff().decode("utf-8", "surrogateescape")
 
 
 class Status(Look):

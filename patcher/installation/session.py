@@ -13,7 +13,6 @@ from patcher.report.outcome import WARNING, HostResult
 from patcher.series.model import Series
 from patcher.series.versions import choose
 from patcher.ssh.connection import Connection
-from patcher.team import Node
 from patcher.wire.types import Inspection, Receipt
 
 
@@ -21,13 +20,12 @@ class Session:
     """`open` fills `target` and `inspection`; both are there for whatever comes after it."""
 
     def __init__(
-        self, host: HostSettings, connection: Connection, result: HostResult, catalogue: Sequence[Series], node: Node
+        self, host: HostSettings, connection: Connection, result: HostResult, catalogue: Sequence[Series]
     ) -> None:
         self.host = host
         self.connection = connection
         self.result = result
         self.catalogue = catalogue
-        self.node = node
         self.target: Target
         self.inspection: Inspection
         self.committed: float | None = None  # when this run's commit was made, by the host's clock

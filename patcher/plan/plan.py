@@ -10,6 +10,7 @@ from typing import Any
 from patcher.errors import Conflict, Drift, Locked, SeriesProblem
 from patcher.moment import local_time
 from patcher.plan.drift import Difference, describe
+from patcher.plan.server_action import ServerAction
 from patcher.series import udiff
 from patcher.series.model import PRISTINE, UNKNOWN, Series, sha256
 from patcher.wire.types import Change, FileEntry, Inspection, Receipt
@@ -46,7 +47,8 @@ class Action:
 class Plan:
     """``stage_from`` and ``stage_to`` are "pristine", a stage's name or "mixed".
 
-    ``origin`` has per file the sha256 from before the first apply; ``receipt_found`` is the receipt on the host.
+    ``origin`` has per file the sha256 from before the first apply; ``receipt_found`` is the receipt on the host;
+    ``server`` is None where nobody has looked at the server.
     """
 
     series: Series | None
@@ -56,6 +58,7 @@ class Plan:
     actions: tuple[Action, ...]
     origin: Mapping[str, str | None]
     receipt_found: Receipt | None
+    server: ServerAction | None = None
 
     @property
     def changes(self) -> tuple[Action, ...]:
@@ -66,6 +69,11 @@ class Plan:
         """Nothing to write, and the receipt on the host says so already."""
         return not self.changes and _core(self.receipt_found) == self.receipt()
 
+    @property
+    def identity(self) -> str | None:
+        """Of the files after this plan, as a patched server reports it; None for files without the patch."""
+        return self.series.identity(self.stage_to) if self.series and self.stage_to != PRISTINE else None
+
     def receipt(self) -> dict[str, Any] | None:
         """What the receipt must say after this plan; None if there must be none."""
         if self.series is None or self.stage_to == PRISTINE:
@@ -75,7 +83,7 @@ class Plan:
             "package": self.series.package,
             "version": self.version,
             "stage": self.stage_to,
-            "identity": self.series.identity(self.stage_to),
+            "identity": self.identity,
             "files": {
                 action.path: {"before": self.origin[action.path], "after": action.after}
                 for action in self.actions
@@ -107,7 +115,7 @@ class Plan:
             "version": self.version,
             "stage_from": self.stage_from,
             "stage_to": self.stage_to,
-            "identity": self.series.identity(self.stage_to) if self.series and self.stage_to != PRISTINE else None,
+            "identity": self.identity,
             "noop": self.is_noop,
             "actions": [
                 {
@@ -120,6 +128,7 @@ class Plan:
                 }
                 for action in self.actions
             ],
+            "server": self.server and self.server.as_dict(),
         }
 
     def unified_diff(self) -> bytes:

@@ -1,21 +1,20 @@
-"""The server of one installation while a command works on it: found, asked, restarted, and its identity checked."""
+"""The server of one installation while a command works on it: found, asked, and its identity checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from patcher.errors import BadAnswer, DdtreePatchError, HostUnreachable, NotReady, SmokeFailed, UsageProblem
+from patcher.errors import BadAnswer, NotReady, SmokeFailed, UsageProblem
 from patcher.installation.command_line import port_of, rank_of
 from patcher.installation.find import describe_process, refuse_kept, refuse_other_copy, serving_processes
 from patcher.installation.session import Session
 from patcher.server.client import ServerProblem, SglangClient
-from patcher.server.readiness import ReadyReport, wait_ready
-from patcher.server.services.base import CLOCK_SLACK_S, Service
+from patcher.server.services.base import Service
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
 from patcher.smoke.run import Baseline, record_baseline, run_suite
@@ -24,7 +23,6 @@ from patcher.typed import Misfit, typed
 
 DEFAULT_PORT = 30000  # SGLang's own, when neither hosts.toml nor a process names one
 BASELINE = "baseline"
-WATCH_S = 5.0  # between two looks at a node that answers no requests
 TREE = "DDTREE"  # the algorithm that the series adds
 LEFT_DOWN = "an earlier command had stopped it, and no other was ready in its place"
 
@@ -136,13 +134,12 @@ class Serving:
         return f"; the server's log, on the host: {place}" if place else ""
 
     @contextmanager
-    def _naming_log(self) -> Iterator[None]:
+    def naming_log(self) -> Iterator[None]:
         """What fails in here because of the server says where its log is."""
         try:
             yield
         except (NotReady, SmokeFailed) as failure:
-            failure.next_step += self.log_hint()
-            raise
+            raise failure.but(next_step=failure.next_step + self.log_hint()) from failure
 
     def identities(self) -> set[str | None]:
         """The patch that each scheduler of the server reports; None for one without. Raises ServerProblem."""
@@ -168,131 +165,6 @@ class Serving:
         """Keep the outputs at temperature 0 in the installation's state, to compare with after the patch."""
         baseline = record_baseline(self.client, self.suite, self.result.tell)
         self.session.target.keep(BASELINE, msgspec.to_builtins(baseline))
-
-    def restart(
-        self, *, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None = None
-    ) -> ReadyReport:
-        """Restart, and return when the new process serves with these patch identities; raises NotReady.
-
-        `sampled` False leaves out the requests above temperature 0, for a server that refuses them. `identities` None:
-        whichever. `younger_than`: unix time on the host that the new process must not be older than; None: now.
-        """
-        try:
-            with self._naming_log():
-                return self._restart(patched, sampled, identities, younger_than)
-        except DdtreePatchError as failure:
-            if type(failure) is not HostUnreachable:
-                with suppress(DdtreePatchError):  # it must not take the place of the error that there is
-                    self.service.let_go()
-            raise
-
-    def _restart(
-        self, patched: bool, sampled: bool, identities: set[str | None] | None, younger_than: float | None
-    ) -> ReadyReport:
-        node = self.session.node
-        with node.together():
-            marker = self.service.log_marker()
-            since = self.service.observe()["now"] if younger_than is None else younger_than
-            self.result.data.setdefault("round_trips_before_restart", self.session.connection.round_trips)
-            if node.alone:
-                self._act(self.service.restart, patched, marker)
-            else:
-                self.service.remember()  # all do, before one stops: the others' processes end with it
-        if not node.alone:
-            with node.together():
-                self.service.stop()
-            with node.together():  # none starts while another's old process could be taken for its peer
-                self._act(self.service.start, patched, marker)
-        report = None
-        with node.together():
-            if self.host.answers:
-                report = self._wait_ready(sampled, identities, since, marker)
-            else:
-                self._watch(since, marker)
-        with node.together():
-            report = report or self._started(since, marker)
-            self.service.settled()
-        return report
-
-    def bring_back(
-        self, *, patched: bool, identities: set[str | None] | None, younger_than: float | None = None
-    ) -> ReadyReport:
-        """Restart a server that is meant to answer as it did before: what counts is one greedy answer, not sampling.
-
-        Raises as `restart`, and ServerProblem when the head does not answer.
-        """
-        report = self.restart(patched=patched, sampled=False, identities=identities, younger_than=younger_than)
-        with self.session.node.together(), self._naming_log():
-            self.check_greedy_answer()
-        return report
-
-    def _act(self, act: Callable[..., None], patched: bool, marker: Mapping[str, Any]) -> None:
-        """Start or restart. Some supervisors wait a while, and refuse when the server dies: its log says why."""
-        try:
-            act(patched=patched)
-        except NotReady as refusal:
-            refusal.detail = f"{refusal.detail}\n{self.service.last_log(marker)}".strip()
-            raise
-
-    def _wait_ready(
-        self, sampled: bool, identities: set[str | None] | None, since: float, marker: Mapping[str, Any]
-    ) -> ReadyReport:
-        report = wait_ready(
-            self.service,
-            self.client,
-            self.suite.paths if sampled else (),
-            self.suite.prompts[0],
-            deadline_s=self.host.ready.deadline,
-            started_after=since,
-            progress=self._tell_and_look,
-            log_marker=marker,
-        )
-        problem = self.identity_problem(identities) if identities is not None else ""
-        if problem:
-            raise NotReady(
-                problem,
-                where=self.host.name,
-                detail=self.service.last_log(marker),
-                next_step="see which files the server's process has open; it may run another copy",
-            )
-        return report
-
-    def _tell_and_look(self, text: str) -> None:
-        """Say what is waited for; raises NodeFailed when another node has failed meanwhile."""
-        self.result.tell(text)
-        self.session.node.look()
-
-    def _watch(self, since: float, marker: Mapping[str, Any]) -> None:
-        """See to it, while the head is waited for, that this node's process lives; raises NotReady when it died."""
-        seen: tuple[int, int] | None = None
-        while not self.session.node.wait(WATCH_S):
-            self.result.tell(f"waiting for {self.host.head}, which answers for this server")
-            server = self.service.live()
-            fresh = server is not None and server["start_time"] >= since - CLOCK_SLACK_S
-            process = (server["pid"], server["ticks"]) if server and fresh else None
-            why = self.service.failure()
-            if (seen and process != seen) or (process is None and why):
-                raise NotReady(
-                    "the new server process of this node died" + (f": {why}" if why else ""),
-                    where=self.host.name,
-                    next_step="see the last lines of its log below",
-                    detail=self.service.last_log(marker),
-                )
-            seen = process
-
-    def _started(self, since: float, marker: Mapping[str, Any]) -> ReadyReport:
-        """The process of a node that answers no requests: it runs, and is a new one, now that the head is ready."""
-        server = self.service.live()
-        if server is None or server["start_time"] < since - CLOCK_SLACK_S:
-            raise NotReady(
-                "the node's server process did not start anew",
-                where=self.host.name,
-                next_step="see its log",
-                detail=self.service.last_log(marker),
-            )
-        return ReadyReport(
-            pid=server["pid"], start_time=server["start_time"], seconds=0.0, warmed={}, listener_verified=False
-        )
 
     def check_greedy_answer(self) -> None:
         """One short request at temperature 0, where requests are answered; raises ServerProblem when it is not."""
@@ -325,7 +197,7 @@ class Serving:
         found = smoke.as_dict()
         self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
         self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]
-        with self._naming_log():
+        with self.naming_log():
             smoke.raise_if_failed(self.host.name)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from patcher.commands.apply import Apply, ApplyOptions
+from patcher.commands.apply import Apply
+from patcher.commands.apply_plan import ApplyOptions
 from patcher.commands.doctor import Doctor
 from patcher.commands.revert import Revert, RevertOptions
 from patcher.commands.status import Diff, History, List, Status
@@ -23,7 +24,7 @@ from patcher.report.outcome import HostResult
 from patcher.rollout import Job
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection
-from patcher.team import alone
+from patcher.unit import PhaseFailed, Unit
 from patcher.wire.call import BOOTSTRAP
 from tests.fuzz.damage import damaged
 
@@ -78,12 +79,12 @@ LOOKS: tuple[Callable[[Session], Job], ...] = (
     Doctor,
     Verify,
     lambda session: Diff(session, ""),
-    lambda session: Apply(session, ApplyOptions(dry_run=True)),
-    lambda session: Revert(session, RevertOptions(dry_run=True)),
+    lambda session: Apply(Unit([session]), ApplyOptions(dry_run=True)),
+    lambda session: Revert(Unit([session]), RevertOptions(dry_run=True)),
 )
 CHANGES: tuple[Callable[[Session], Job], ...] = (
-    lambda session: Apply(session, ApplyOptions()),
-    lambda session: Revert(session, RevertOptions()),
+    lambda session: Apply(Unit([session]), ApplyOptions()),
+    lambda session: Revert(Unit([session]), RevertOptions()),
 )
 INTERPRETER = {"executable": "/opt/v/bin/python3", "version": "3.11.7", "prefix": "/opt/v", "real_prefix": "/opt/v"}
 SERVER = {
@@ -222,11 +223,14 @@ class Replies:
         result = HostResult("hostile")
         host, jobs = rng.choice(((self.tree, (*LOOKS, *CHANGES)), (self.venv, LOOKS)))
         try:
-            job = rng.choice(jobs)(Session(host, self.connection, result, (self.series,), alone("hostile")))
+            job = rng.choice(jobs)(Session(host, self.connection, result, (self.series,)))
             job.prepare()
             job.execute()
         except DdtreePatchError as error:
             json.dumps(error.as_dict())
             raise
+        except PhaseFailed as failure:
+            json.dumps(failure.errors["hostile"].as_dict())
+            raise failure.errors["hostile"] from failure
         json.dumps(result.as_dict())
         return "applied" if result.changed else "accepted"

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from patcher.commands.apply import Apply
+from patcher.commands.revert import Revert
+from patcher.commands.serve import Restart
 from tests.support.builders import make_package
 from tests.support.stub_host import StubHost, free_port
 
@@ -115,6 +118,38 @@ def test_no_restart_leaves_the_server_and_the_next_apply_restarts_it(stub_host, 
     said = tool("apply", *options)
     assert said.code == 0 and not said.host["changed"] and "older than the patched files" in said.host["summary"]
     assert stub_host.served_identity() == stub_host.series.identity("temperature")
+
+
+@pytest.mark.parametrize("job", [Apply, Restart, Revert])
+def test_a_server_that_was_replaced_since_the_plan_is_a_conflict(stub_host, tool, monkeypatch, job):
+    stub_host.start_server()
+    options = ("--local", "--config", stub_host.configure("local"), "--json")
+    if job is Revert:
+        assert tool("apply", *options, "--no-restart").code == 0
+    before, planned = stub_host.hashes(), job.prepare
+
+    def prepare(self):
+        planned(self)
+        stub_host.stop()
+        stub_host.start_server()
+
+    monkeypatch.setattr(job, "prepare", prepare)
+    said = tool(job.__name__.lower(), *options)
+    (pid,) = {server.pid for server in stub_host.servers if server.poll() is None}
+    assert said.code == 4 and f"{pid} now" in said.error["what"]
+    assert stub_host.hashes() == before and not said.host["changed"]
+
+
+def test_a_dry_run_and_diff_say_what_becomes_of_the_server(stub_host, tool):
+    pid = stub_host.start_server().pid
+    options = ("--local", "--config", stub_host.configure("local", args=DDTREE), "--json")
+    dry, diff = tool("apply", *options, "--dry-run", "--no-smoke").host, tool("diff", *options).host
+    for server in (dry["plan"]["server"], diff["plan"]["server"]):
+        assert (server["kind"], server["before"]["pid"]) == ("restart", pid)
+        assert server["flags"] == ["--speculative-algorithm", "DDTREE"]
+    assert diff["plan"]["server"]["checks"] == ["kernel probe", "import check", "smoke suite"]
+    assert dry["plan"]["server"]["left_out"] == [{"name": "smoke suite", "why": "--no-smoke was given"}]
+    assert diff["diff"].startswith(f"# process {pid} would be restarted with --speculative-algorithm DDTREE")
 
 
 def test_flags_that_the_server_does_not_start_with_leave_it_running_as_it_was(stub_host, tool):

@@ -62,7 +62,7 @@ def run(*names, keep_going=False, job=FakeJob, batch=0, so_far=lambda outcome: N
     outcome = rollout.run_on_hosts(
         "apply",
         hosts,
-        lambda h, c, r, node: job(h, c, r, log),
+        lambda unit: job(unit.nodes[0].host, unit.nodes[0].reached, unit.nodes[0].result, log),
         progress,
         rollout.Rollout(keep_going=keep_going, batch=batch),
         so_far,

@@ -1,0 +1,110 @@
+"""One host of a unit while a command changes it: what was found there, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from patcher.errors import Conflict
+from patcher.installation.command_line import apply_flags
+from patcher.installation.find import redacted
+from patcher.installation.session import Session
+from patcher.plan.plan import Plan
+from patcher.plan.server_action import NO_SERVER, ServerAction, ServerFound, decide
+from patcher.report.outcome import HostResult
+from patcher.server.restart import Restart, Wanted
+from patcher.server.server import LEFT_DOWN, Serving
+from patcher.unit import Unit
+
+Need = Callable[["Node", Mapping[str, Any]], str]
+
+
+class Node:
+    """Filled by the command's phases, in this order: `plan`, `serving` and `why_not`, `action`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.plan: Plan
+        self.patched = self.sampled = False  # whether the server runs the patch after this command, and samples
+        self.serving: Serving
+        self.why_not = ""  # why the server is not restarted, whatever is found of it
+        self.action: ServerAction
+        self.imports: list[str] = []
+        self.started = 0.0  # when the server's new process was, by the host's clock
+
+    @property
+    def result(self) -> HostResult:
+        return self.session.result
+
+    @property
+    def flags(self) -> list[str]:
+        """What a new server gets of service.args."""
+        return redacted(apply_flags([], self.session.host.service.args)) if self.patched else []
+
+    def find_server(self, restart: bool = True) -> None:
+        """Raises Conflict where a restart would be of another server than is meant."""
+        self.serving = Serving(self.session)
+        self.why_not = self.serving.why_not or ("" if restart else "--no-restart was given")
+        if not self.why_not:
+            self.serving.refuse_wrong_server()
+
+    def look(self, need: Need) -> ServerFound:
+        """The server as it is."""
+        if self.why_not:
+            return ServerFound(why_not=self.why_not)
+        with self.result.step("look at the server"):
+            server, known = self.serving.look()
+            line = tuple(known["argv"]) if known else None
+            if server:
+                return ServerFound(_process(server), line, need=need(self, server))
+        if known:
+            return ServerFound(line=line, need=LEFT_DOWN)
+        starts = self.serving.service.starts_stopped
+        return ServerFound(need=NO_SERVER) if starts else ServerFound(why_not=NO_SERVER)
+
+    def plan_action(self, action: ServerAction) -> None:
+        """This is what happens to the server; a part of the plan."""
+        self.action = action
+        self.plan = replace(self.plan, server=action)
+        self.result.data["plan"] = self.plan.as_dict()
+
+    def refuse_other_server(self) -> None:
+        """Raise Conflict when the server is another than the one that the plan was made for."""
+        if not self.action.acts:
+            return
+        server = self.serving.service.live()
+        found = _process(server) if server else None
+        if found != self.action.before:
+            before = self.action.before
+            raise Conflict(
+                f"the server is not the one of the plan: {_named(before)} then, {_named(found)} now",
+                where=self.session.host.name,
+                next_step="run the command again: it goes by the server that runs then",
+            )
+
+    def leave_out(self) -> None:
+        """Say what this command does not do."""
+        for left in self.action.left_out:
+            self.result.skip(left.name, left.why)
+
+    def restarting(self, wanted: Wanted) -> Restart:
+        return Restart(self.serving, wanted)
+
+
+def plan_server(unit: Unit[Node], need: Need, settled: str) -> None:
+    """Decide what happens to the server of a unit: `action` of each node, which has `patched`.
+
+    `need`: why one that runs has to be restarted, empty when it does not; `settled`: what is said of it then.
+    """
+    found = unit.each(lambda node: node.look(need))
+    for node, action in zip(unit.nodes, decide(found, [node.flags for node in unit.nodes], settled), strict=True):
+        node.action = action
+
+
+def _process(server: Mapping[str, Any]) -> tuple[int, int]:
+    return server["pid"], server["ticks"]
+
+
+def _named(process: tuple[int, int] | None) -> str:
+    return f"process {process[0]}" if process else "none"
