@@ -6,7 +6,6 @@ Every failure ends in `main`, which is the only place that knows exit codes.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,17 +18,20 @@ from patcher.commands.apply import Apply
 from patcher.commands.apply_plan import ApplyOptions
 from patcher.commands.doctor import Doctor
 from patcher.commands.fork import fork
-from patcher.commands.options import DRY_RUN, NO_RESTART, UP_TO, Given, NewFile, rolls_out, selects
+from patcher.commands.listing import Catalogue
+from patcher.commands.options import DRY_RUN, NO_RESTART, UP_TO, Asked, Given, NewFile, rolls_out, selects
 from patcher.commands.revert import Revert, RevertOptions
 from patcher.commands.selection import Selection, SoFar, nobody
 from patcher.commands.serve import Restart, SmokeTest
-from patcher.commands.status import Diff, History, List, Status, describe_series
+from patcher.commands.status import Diff, History, List, Status
 from patcher.commands.verify import Verify
 from patcher.errors import DdtreePatchError, Interrupted, UsageProblem, unexpected
 from patcher.report.file import ReportFile
+from patcher.report.junit import to_junit
 from patcher.report.outcome import Outcome
-from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json
 from patcher.report.stderr import message_console
+from patcher.report.stdout import open_closed_streams, write_result
 from patcher.rollout import Rollout
 from patcher.series.catalogue import catalogue
 from patcher.smoke.suite import load_suite
@@ -155,10 +157,10 @@ def history(selection: Selection) -> Outcome:
 @selects
 def list_(selection: Selection) -> Outcome:
     """List the patch series; with hosts, list what is installed and running there."""
-    data = {"series": [describe_series(series) for series in catalogue()]}
+    series = (Catalogue(catalogue()),)
     if selection.is_empty:
-        return Outcome("list", data=data)
-    return replace(selection.look("list", List), data=data)
+        return Outcome("list", findings=series)
+    return replace(selection.look("list", List), findings=series)
 
 
 cli.add_command(fork)
@@ -169,7 +171,7 @@ def _reported(path: Path | None, form: Callable[[Outcome], bytes], command: Call
     if path is None:
         return command(nobody)
     report = ReportFile(path, form)
-    click.get_current_context().obj.append(report)
+    click.get_current_context().obj.reports.append(report)
     outcome = command(report.keep)
     report.write(outcome)
     return outcome
@@ -181,14 +183,14 @@ def _json_bytes(outcome: Outcome) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    _open_closed_streams()
+    open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        reports: list[ReportFile] = []
-        outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False, obj=reports)
+        asked = Asked()
+        outcome = cli.main(args=args, prog_name="ddtree-patch", standalone_mode=False, obj=asked)
         if not isinstance(outcome, Outcome):
             return int(outcome or 0)  # --help, --version
-        return _finish(outcome, "--json" in args, [report.failure for report in reports if report.failure])
+        return _finish(outcome, asked)
     except click.UsageError as error:
         usage = error.ctx.command_path if error.ctx else "ddtree-patch"
         failure: DdtreePatchError = UsageProblem(error.format_message(), where=usage, next_step=f"see {usage} --help")
@@ -211,17 +213,18 @@ def stopped(args: Sequence[str]) -> int:
 def _failed(failure: DdtreePatchError, args: Sequence[str]) -> int:
     if "--json" in args:
         text = error_to_json(failure, next((word for word in args if word in cli.commands), ""))
-        _write_result(lambda: click.echo(text))
+        write_result(lambda: click.echo(text))
     print_error(failure, message_console())
     return failure.exit_code
 
 
-def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchError]) -> int:
-    """Print the result on stdout and the failures on stderr, those of report files (`unwritten`) too."""
-    if as_json:
-        written = _write_result(lambda: click.echo(to_json(outcome)))
+def _finish(outcome: Outcome, asked: Asked) -> int:
+    """Print the result on stdout and the failures on stderr, those of report files too."""
+    unwritten = [report.failure for report in asked.reports if report.failure]
+    if asked.as_json:
+        written = write_result(lambda: click.echo(to_json(outcome)))
     else:
-        written = _write_result(lambda: print_outcome(outcome, console_for(sys.stdout)))
+        written = write_result(lambda: print_outcome(outcome, console_for(sys.stdout), asked.detail))
     overall = outcome.error
     several = len(outcome.hosts) > 1
     for host in outcome.hosts:
@@ -235,37 +238,6 @@ def _finish(outcome: Outcome, as_json: bool, unwritten: Sequence[DdtreePatchErro
     if unwritten:
         return unwritten[0].exit_code
     return 0 if written else DdtreePatchError.exit_code
-
-
-def _open_closed_streams() -> None:
-    """Send a stream that the caller closed (`>&-`) to nowhere, so that writing to it does not fail."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole run
-
-
-def _write_result(write: Callable[[], None]) -> bool:
-    """Write all of it to stdout. A reader that closed the pipe early (`| head`) is not a failure; a full disk is."""
-    try:
-        write()
-        sys.stdout.flush()
-        return True
-    except SystemExit:  # rich's answer to a closed pipe
-        return True
-    except OSError as error:
-        # What is left in the buffer must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return True
-        print_error(
-            DdtreePatchError(
-                f"the result could not be written: {error.strerror}",
-                where="stdout",
-                next_step="what was done stands; ddtree-patch status says where",
-            ),
-            message_console(),
-        )
-        return False
 
 
 if __name__ == "__main__":

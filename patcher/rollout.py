@@ -92,7 +92,7 @@ class Lane:
     def so_far(self) -> HostResult:
         """What is known of this host, in a copy that its job, which may go on, does not reach."""
         found = self.result
-        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), data=dict(found.data))
+        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), found=dict(found.found))
         if known.error is None and not self.ended:
             waits = self.prepared and not self.begun
             known.error = Interrupted(

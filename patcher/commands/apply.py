@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from patcher.commands.apply_plan import ApplyOptions, ApplyPlan
+from patcher.commands.findings import Ready, Smoked
 from patcher.commands.kernel_gate import check_kernel
 from patcher.commands.node import Node
 from patcher.commands.rollback import ServerBefore, bring_back_line, leaves_host_alone, roll_back, take_back
@@ -43,7 +44,7 @@ class Apply:
             raise failure.each(self._as_it_stands) from failure
         finally:
             for node in self.unit.nodes:
-                node.result.data["round_trips"] = node.session.connection.round_trips
+                node.count_trips()
         self.unit.each(Node.leave_out)
 
     def _say(self, node: Node) -> None:
@@ -154,7 +155,7 @@ class Apply:
         with self.unit.step("restart and wait until ready") as steps:
             reports = restart(self.unit.of(lambda node: node.restarting(self._wanted(node))))
             for node, step, report in zip(self.unit.nodes, steps, reports, strict=True):
-                node.result.data["ready"] = report.as_dict()
+                node.result.keep(Ready(report))
                 node.started = report.start_time
                 step.detail = f"process {report.pid} serves the patched files"
         self.unit.each(self._smoke)
@@ -172,7 +173,9 @@ class Apply:
             unused = node.serving.without_tree()
             if unused:
                 node.result.not_done.append(unused)
-            node.serving.smoke(sampled=node.sampled, identity=node.plan.identity, started_after=node.started)
+            smoke = node.serving.smoke(sampled=node.sampled, identity=node.plan.identity, started_after=node.started)
+            node.result.keep(Smoked(smoke, detail=True))
+            node.serving.refuse(smoke)
             step.detail = f"{node.serving.suite.name}: all checks passed"
 
     def _as_it_stands(self, name: str, error: DdtreePatchError) -> DdtreePatchError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from patcher.commands.checks import Checks
+from patcher.commands.findings import Service
 from patcher.commands.kernel_gate import check_kernel
 from patcher.commands.status import Look
 from patcher.errors import Conflict, Locked
@@ -37,12 +38,12 @@ class Doctor(Look):
         self.describe_installation()
         session = self.session
         interpreter = session.inspection.interpreter
-        self.facts["reached"] = "this machine" if session.host.local else f"over ssh, as {session.host.address}"
+        self.facts.add("reached", "this machine" if session.host.local else f"over ssh, as {session.host.address}")
         if interpreter:
-            self.facts["interpreter"] = f"{interpreter.executable}, Python {interpreter.version}"
-            self.facts |= self._versions()
-        self.facts["editable"] = "yes" if session.inspection.editable else "no"
-        session.result.data["facts"] = self.facts  # already now: the kernel adds to them, and no failure hides them
+            self.facts.add("interpreter", f"{interpreter.executable}, Python {interpreter.version}")
+            for name, version in self._versions().items():
+                self.facts.add(name, version)
+        self.facts.add("editable", "yes" if session.inspection.editable else "no")
         for name, look in (
             ("supported version", self._supported),
             ("files", self._files),
@@ -130,7 +131,7 @@ class Doctor(Look):
             return serving.why_not
         serving.refuse_supervised()
         described = serving.service.describe()
-        self.session.result.data["service"] = described
+        self.session.result.keep(Service(described))
         if not described["running"]:
             step.state = WARNING
             if serving.service.ended() is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from patcher.commands.findings import Kernel
 from patcher.installation.session import Session
 from patcher.report.outcome import WARNING
 from patcher.server.kernel import kernel_report
@@ -15,8 +16,7 @@ def check_kernel(session: Session, *, stage: str, sampled: bool) -> None:
     """
     with session.result.step("kernel probe") as step:
         report = kernel_report(session.target.ask, version=session.version, where=session.host.name)
-        session.result.data["kernel"] = report.as_dict()
-        session.result.data.setdefault("facts", {}).update(report.facts())
+        session.result.keep(Kernel(report))
         warnings = report.check(require=session.host.kernels.require and sampled, stage=stage)
         step.detail = "; ".join(warnings) or f"right on {(report.trees or {}).get('trees')} random trees"
         if warnings:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from patcher.commands.findings import Planned, RoundTrips
 from patcher.errors import Conflict
 from patcher.installation.command_line import apply_flags
 from patcher.installation.find import redacted
@@ -31,6 +32,7 @@ class Node:
         self.why_not = ""  # why the server is not restarted, whatever is found of it
         self.action: ServerAction
         self.imports: list[str] = []
+        self._trips: int | None = None  # before the first restart
         self.started = 0.0  # when the server's new process was, by the host's clock
 
     @property
@@ -67,7 +69,7 @@ class Node:
         """This is what happens to the server; a part of the plan."""
         self.action = action
         self.plan = replace(self.plan, server=action)
-        self.result.data["plan"] = self.plan.as_dict()
+        self.result.keep(Planned(self.plan))
 
     def refuse_other_server(self) -> None:
         """Raise Conflict when the server is another than the one that the plan was made for."""
@@ -85,11 +87,18 @@ class Node:
 
     def leave_out(self) -> None:
         """Say what this command does not do."""
-        for left in self.action.left_out:
-            self.result.skip(left.name, left.why)
+        reasons = dict.fromkeys(left.why for left in self.action.left_out)
+        for why in reasons:
+            self.result.skip(", ".join(left.name for left in self.action.left_out if left.why == why), why)
 
     def restarting(self, wanted: Wanted) -> Restart:
+        if self._trips is None:
+            self._trips = self.session.connection.round_trips
         return Restart(self.serving, wanted)
+
+    def count_trips(self) -> None:
+        """Keep how many programs were started on the host."""
+        self.result.keep(RoundTrips(self.session.connection.round_trips, self._trips))
 
 
 def plan_server(unit: Unit[Node], need: Need, settled: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ import click
 
 from patcher.commands.selection import Selection
 from patcher.errors import UsageProblem
+from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
 from patcher.rollout import Rollout
 
 Command = Callable[..., Outcome]
+
+
+@dataclass
+class Asked:
+    """What the command line asks of the report, once it is read: for `main`, which prints it."""
+
+    as_json: bool = False
+    detail: bool = False
+    reports: list[ReportFile] = field(default_factory=list)
 
 
 class Given(click.ParamType[str]):
@@ -44,6 +55,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan and stop.
 NO_RESTART = click.option("--no-restart", is_flag=True, help="Change the files only.")
 
 _SELECTION = (
+    click.option("-v", "--verbose", is_flag=True, help="Also print files and steps."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
     click.option(
         "--config",
@@ -103,9 +115,13 @@ def selects(command: Command) -> Command:
         venv: str | None,
         site_packages: str | None,
         config: Path | None,
-        as_json: bool,  # for `main`, which reads it from the command line itself
+        as_json: bool,
+        verbose: bool,
         **own: Any,
     ) -> Outcome:
+        asked = click.get_current_context().find_object(Asked)
+        if asked:
+            asked.as_json, asked.detail = as_json, verbose
         return command(Selection(hosts, limit, local, venv, site_packages, config), **own)
 
     return _with(_SELECTION, parsed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from patcher.commands.findings import Ready, ServerPlanned, Smoked
 from patcher.commands.node import Node
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
@@ -27,7 +28,7 @@ class Restart:
         asked = [replace(one, why_not="", need="this command is for that") for one in found]
         for node, action in zip(self.unit.nodes, decide(asked, [node.flags for node in self.unit.nodes]), strict=True):
             node.action = action
-            node.result.data["server"] = action.as_dict()
+            node.result.keep(ServerPlanned(action))
 
     def execute(self) -> None:
         self.unit.each(Node.refuse_other_server)
@@ -35,7 +36,7 @@ class Restart:
             reports = restart(self.unit.of(lambda node: node.restarting(self._wanted(node))))
             for node, step, report in zip(self.unit.nodes, steps, reports, strict=True):
                 step.detail = f"process {report.pid}"
-                node.result.data["ready"] = report.as_dict()
+                node.result.keep(Ready(report))
                 node.result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
 
     def _find(self, node: Node) -> None:
@@ -84,11 +85,13 @@ class SmokeTest:
             result.skip("smoke suite", f"{self.session.host.head} answers for this server")
             return
         with result.step("smoke suite"):
-            self.serving.smoke(
+            smoke = self.serving.smoke(
                 sampled=self.session.samples,
                 identity=receipt.identity if receipt else None,
                 started_after=receipt.host.commit_time if receipt else None,
             )
+            result.keep(Smoked(smoke))
+            self.serving.refuse(smoke)
         if not self.serving.why_not:
             self.serving.service.settled()
         result.summary = f"suite {self.serving.suite.name}: all checks passed"

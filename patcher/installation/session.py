@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 
 from patcher.errors import SeriesProblem, UsageProblem
 from patcher.hosts import HostSettings
 from patcher.installation.find import Target, find_target
+from patcher.report.findings import Finding
 from patcher.report.outcome import WARNING, HostResult
 from patcher.series.model import Series
 from patcher.series.versions import choose
 from patcher.ssh.connection import Connection
 from patcher.wire.types import Inspection, Receipt
+
+
+@dataclass(frozen=True)
+class Installation(Finding):
+    """What was found there. `recovered`: what became of a commit that was cut short before."""
+
+    package: str
+    version: str
+    root: str
+    editable: bool
+    python: str | None
+    prefix: str | None
+    recovered: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"installation": asdict(self)}
 
 
 class Session:
@@ -42,15 +61,17 @@ class Session:
             if self.inspection.recovered != "nothing":
                 step.detail += f"; a commit that was cut short before was {self.inspection.recovered}"
         interpreter = self.inspection.interpreter
-        self.result.data["installation"] = {
-            "package": self.target.package,
-            "version": self.version,
-            "root": self.inspection.root,
-            "editable": self.inspection.editable,
-            "python": interpreter.version if interpreter else None,
-            "prefix": interpreter.prefix if interpreter else None,
-            "recovered": self.inspection.recovered,
-        }
+        self.result.keep(
+            Installation(
+                package=self.target.package,
+                version=self.version,
+                root=self.inspection.root,
+                editable=self.inspection.editable,
+                python=interpreter.version if interpreter else None,
+                prefix=interpreter.prefix if interpreter else None,
+                recovered=self.inspection.recovered,
+            )
+        )
 
     def inspect(self) -> None:
         """Read the files (again). A journal that was found is dealt with first, by the agent; the step says so."""

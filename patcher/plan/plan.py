@@ -233,13 +233,15 @@ def refuse_moving_files(inspection: Inspection) -> None:
 
 def drift(files: list[Difference], package: str, version: str) -> Drift:
     """The error for files of the installed package in no known state."""
-    count, verb = ("1 file", "is") if len(files) == 1 else (f"{len(files)} files", "are")
+    several = len(files) > 1
     return Drift(
-        f"{count} of {package} {version} {verb} in no known state: {files[0]}",
+        f"{len(files)} files of {package} {version} are in no known state"
+        if several
+        else f"1 file of {package} {version} is in no known state: {files[0]}",
         where=", ".join(f"{file.path}:{file.line}" if file.line else file.path for file in files),
         next_step="nothing was written; take the edits out, or reinstall the package: "
         f"pip install --force-reinstall --no-deps {package}=={version}",
-        detail="\n".join(map(str, files)),
+        detail="\n".join(map(str, files)) if several else "",
     )
 
 

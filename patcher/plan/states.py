@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from patcher.installation.session import Session
 from patcher.plan.plan import EARLIER
@@ -39,20 +38,24 @@ def file_states(session: Session, series: Series) -> list[FileState]:
     return rows
 
 
-def shown(rows: Sequence[FileState]) -> list[dict[str, Any]]:
-    """The rows for a reader: where a file fits several states, the one that most files are in is named, else its first;
-    `unknown` where it fits none.
+@dataclass(frozen=True)
+class ShownState:
+    """A file for a reader: `state` is one of `states`, or `unknown`."""
+
+    path: str
+    state: str
+    sha256: str | None
+    states: tuple[str, ...]
+
+
+def shown(rows: Sequence[FileState]) -> list[ShownState]:
+    """The rows for a reader: where a file fits several states, the one that most files are in is named, else its first.
 
     Most: with one file edited, the others of a tree are still told to be pristine, or at its stage.
     """
     fits = Counter(state for row in rows for state in row.states)
     return [
-        {
-            "path": row.path,
-            "state": max(row.states, key=fits.__getitem__, default=UNKNOWN),
-            "sha256": row.sha256,
-            "states": list(row.states),
-        }
+        ShownState(row.path, max(row.states, key=fits.__getitem__, default=UNKNOWN), row.sha256, row.states)
         for row in rows
     ]
 

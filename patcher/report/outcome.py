@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from patcher import __version__
 from patcher.errors import DdtreePatchError, Interrupted, MixedOutcome, NotTouched
+from patcher.report.findings import Finding
 
 DONE, FAILED, WARNING, SKIPPED = "done", "failed", "warning", "skipped"
 
@@ -31,9 +32,9 @@ class Step:
 class HostResult:
     """The result on one host.
 
-    `data` is what the command found (plan, files, checks ...), as JSON-able values; `not_done` says in words which
-    assurances this run does not give; `changed` is whether a file of the installation is different from before;
-    `doing` names the step that it is at.
+    `found` is what the command found, one of each type; `not_done` says in words which assurances this run does not
+    give; `changed` is whether a file of the installation is different from before; `doing` names the step that it is
+    at.
     """
 
     host: str
@@ -41,7 +42,7 @@ class HostResult:
     changed: bool = False
     steps: list[Step] = field(default_factory=list)
     not_done: list[str] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    found: dict[type[Finding], Finding] = field(default_factory=dict)
     error: DdtreePatchError | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     doing: str = ""
@@ -49,6 +50,19 @@ class HostResult:
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    def keep(self, finding: Finding) -> None:
+        """Keep what was found, in place of an earlier one of its type."""
+        self.found[type(finding)] = finding
+
+    @property
+    def findings(self) -> list[Finding]:
+        return list(self.found.values())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of all findings."""
+        return {name: value for finding in self.findings for name, value in finding.facts().items()}
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
@@ -74,6 +88,8 @@ class HostResult:
         self.not_done.append(f"{name}: {why}")
 
     def as_dict(self) -> dict[str, Any]:
+        facts = self.facts
+        found = {key: value for finding in self.findings for key, value in finding.as_dict().items()}
         return {
             "host": self.host,
             "ok": self.ok,
@@ -82,20 +98,21 @@ class HostResult:
             "steps": [step.as_dict() for step in self.steps],
             "not_done": list(self.not_done),
             "error": self.error.as_dict() if self.error else None,
-            **self.data,
+            **({"facts": facts} if facts else {}),
+            **found,
         }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command over its hosts. `data` is what belongs to no host (the catalogue, for `list`).
+    """The result of a command over its hosts. `findings` are what belongs to no host (the catalogue, for `list`).
 
     `stopped`: the operator interrupted it, whatever became of the hosts.
     """
 
     command: str
     hosts: tuple[HostResult, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
     stopped: bool = False
 
     @property
@@ -136,7 +153,7 @@ class Outcome:
             "command": self.command,
             "tool": __version__,
             "exit_code": error.exit_code if error else 0,
-            **self.data,
+            **{key: value for finding in self.findings for key, value in finding.as_dict().items()},
             "hosts": [host.as_dict() for host in self.hosts],
             "error": error.as_dict() if error else None,
         }

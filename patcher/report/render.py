@@ -1,4 +1,4 @@
-"""An Outcome as text (rich), as one JSON document, or as JUnit XML.
+"""An Outcome as text (rich), or as one JSON document.
 
 Whatever comes from a host is printed as text, never as markup. Without a terminal the output is plain ASCII, so that
 it survives any log collector.
@@ -7,15 +7,15 @@ it survives any log collector.
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as DrawnTable
 from rich.text import Text
 
 from patcher.errors import DdtreePatchError, RollbackFailed
+from patcher.report.findings import Finding, Table
 from patcher.report.outcome import DONE, FAILED, SKIPPED, WARNING, HostResult, Outcome
 
 _STYLES = {DONE: "green", FAILED: "bold red", WARNING: "yellow", SKIPPED: "dim"}
@@ -40,33 +40,67 @@ def error_to_json(error: DdtreePatchError, command: str) -> str:
     return json.dumps(document, indent=2)
 
 
-def print_outcome(outcome: Outcome, console: Console) -> None:
-    """The result for a reader: per host its summary, findings and what was not done. Failures: see print_error."""
-    if "series" in outcome.data:
-        _print_rows(
-            console,
-            ("series", "versions", "family", "stages", "backends", "proven on CPU", "proven on GPU"),
-            [
-                (
-                    s["name"],
-                    ", ".join(s["versions"]),
-                    s["family"] or "-",
-                    ", ".join(stage["name"] for stage in s["stages"]),
-                    ", ".join(s["backends"]) or "-",
-                    _proven(s["proven"]["cpu"]),
-                    _proven(s["proven"]["gpu"]),
-                )
-                for s in outcome.data["series"]
-            ],
-        )
+def print_outcome(outcome: Outcome, console: Console, detail: bool = False) -> None:
+    """The result for a reader: a line a host, what was not done, and what was found. Failures: see print_error.
+
+    `detail`: files and steps, too.
+    """
+    for table in _tables(outcome.findings, detail):
+        _print_table(table, console)
+    many = len(outcome.hosts) > 1
     for host in outcome.hosts:
-        _print_host(host, console, many=len(outcome.hosts) > 1)
+        raw = next((raw for raw in (finding.raw() for finding in host.findings) if raw is not None), None)
+        if raw is not None:
+            if many:
+                _print_name(host, console)
+            _print_raw(raw, console)
+        elif host.summary:
+            name = f"{host.host}: " if many else ""
+            console.print(plain_text(f"{name}{host.summary}", "bold" if host.ok else "bold red", console))
+    for line in _left_undone(outcome.hosts):
+        console.print(plain_text(f"not done: {line}", "yellow", console))
+    for host in outcome.hosts:
+        if all(finding.raw() is None for finding in host.findings):
+            _print_details(host, console, detail, many)
 
 
-def _proven(proof: Mapping[str, Any] | None) -> str:
-    if proof is None:
-        return "-"
-    return proof["date"] if proof["current"] else f"{proof['date']} (an earlier text)"
+def _left_undone(hosts: Sequence[HostResult]) -> list[str]:
+    """What was not done, each line once; of several hosts, with those that it is about."""
+    where: dict[str, list[str]] = {}
+    for host in hosts:
+        for line in host.not_done:
+            where.setdefault(line, []).append(host.host)
+    if len(hosts) == 1:
+        return list(where)
+    return [f"{line} ({'all hosts' if len(on) == len(hosts) else ', '.join(on)})" for line, on in where.items()]
+
+
+def _print_details(host: HostResult, console: Console, detail: bool, many: bool) -> None:
+    facts = [Table(None, [(f"{name}:", value) for name, value in host.facts.items()])] if host.facts else []
+    tables = [*facts, *_tables(host.findings, detail), *([_steps(host, console)] if detail and host.steps else [])]
+    if many and tables:
+        _print_name(host, console)
+    for table in tables:
+        _print_table(table, console)
+
+
+def _tables(findings: Iterable[Finding], detail: bool) -> list[Table]:
+    return [table for one in findings for table in one.tables() if table.rows and (detail or not table.detail)]
+
+
+def _steps(host: HostResult, console: Console) -> Table:
+    """The steps; what the error or a line of `not done` says of one is not said again."""
+    said = {*host.not_done, host.error.what if host.error else ""}
+    rows = []
+    for step in host.steps:
+        detail = "" if step.detail in said or f"{step.name}: {step.detail}" in said else step.detail
+        state = plain_text(step.state, _STYLES[step.state], console)
+        rows.append((step.name, state, f"{step.seconds:.1f} s", detail))
+    return Table(None, rows)
+
+
+def _print_name(host: HostResult, console: Console) -> None:
+    console.rule(plain_text(host.host, "bold", console), characters="-", align="left")
 
 
 def print_error(error: DdtreePatchError, console: Console, host: str = "") -> None:
@@ -85,88 +119,6 @@ def print_error(error: DdtreePatchError, console: Console, host: str = "") -> No
             if number == needed:
                 console.print("  only if the last of these fails, and on the host itself:")
             console.print(plain_text(f"    {command}", "bold", console), soft_wrap=True)
-
-
-def to_junit(outcome: Outcome) -> bytes:
-    """One test suite a host, one test case a check (a step, where the command has no checks)."""
-    root = ET.Element("testsuites", name=f"ddtree-patch {outcome.command}")
-    for host in outcome.hosts:
-        cases = host.data.get("checks") or [
-            {
-                "name": s.name,
-                "passed": s.state != FAILED,
-                "skipped": s.state == SKIPPED,
-                "detail": s.detail,
-                "seconds": s.seconds,
-            }
-            for s in host.steps
-        ]
-        failed = sum(not case["passed"] for case in cases)
-        broke = host.error is not None and not failed
-        skipped = sum(bool(case.get("skipped")) for case in cases)
-        label = _xml_safe(f"{outcome.command}.{host.host}")
-        suite = ET.SubElement(
-            root,
-            "testsuite",
-            name=_xml_safe(host.host),
-            tests=str(len(cases) + broke),
-            failures=str(failed),
-            errors=str(int(broke)),
-            skipped=str(skipped),
-        )
-        for case in cases:
-            element = ET.SubElement(
-                suite, "testcase", classname=label, name=_xml_safe(case["name"]), time=f"{case.get('seconds', 0.0):.3f}"
-            )
-            if case.get("skipped"):
-                ET.SubElement(element, "skipped", message=_xml_safe(case["detail"]))
-            elif not case["passed"]:
-                ET.SubElement(element, "failure", message=_xml_safe(case["detail"]))
-        if broke:
-            element = ET.SubElement(suite, "testcase", classname=label, name=outcome.command)
-            ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
-    written: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
-    return written
-
-
-def _print_host(host: HostResult, console: Console, many: bool) -> None:
-    if many:
-        console.rule(plain_text(host.host, "bold", console), characters="-", align="left")
-    data = host.data
-    if data.get("facts"):
-        _print_rows(console, None, [(f"{name}:", value) for name, value in data["facts"].items()])
-    if "diff" in data:
-        _print_raw(data["diff"], console)
-        return
-    if data.get("plan"):
-        _print_rows(
-            console,
-            ("file", "action", "before", "after"),
-            [(a["path"], a["kind"], _short(a["before"]), _short(a["after"])) for a in data["plan"]["actions"]],
-        )
-    if data.get("files"):
-        _print_rows(
-            console, ("file", "state", "sha256"), [(f["path"], f["state"], _short(f["sha256"])) for f in data["files"]]
-        )
-    if data.get("temperatures"):
-        _print_mappings(console, data["temperatures"])
-    if data.get("checks"):
-        _print_rows(console, ("check", "", "detail"), [(c["name"], _verdict(c), c["detail"]) for c in data["checks"]])
-    if data.get("lines"):
-        _print_mappings(console, data["lines"])
-    if host.steps:
-        _print_rows(
-            console,
-            None,
-            [
-                (step.name, plain_text(step.state, _STYLES[step.state], console), f"{step.seconds:.1f} s", step.detail)
-                for step in host.steps
-            ],
-        )
-    if host.summary:
-        console.print(plain_text(host.summary, "bold" if host.ok else "bold red", console))
-    for line in host.not_done:
-        console.print(plain_text(f"not done: {line}", "yellow", console))
 
 
 def _print_raw(diff: str, console: Console) -> None:
@@ -191,26 +143,25 @@ def _print_raw(diff: str, console: Console) -> None:
     binary.flush()
 
 
-def _print_mappings(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows that share keys; the columns are the keys in the order of their first appearance."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    _print_rows(console, columns, [[row.get(column, "") for column in columns] for row in rows])
-
-
-def _print_rows(console: Console, header: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> None:
-    table = Table(
+def _print_table(table: Table, console: Console) -> None:
+    drawn = DrawnTable(
         box=None,
-        show_header=header is not None,
+        show_header=table.header is not None,
         header_style="bold" if console.is_terminal else "",
         pad_edge=False,
         padding=(0, 2, 0, 0),
     )
-    rows = list(rows)
-    for name in header or [""] * max((len(row) for row in rows), default=0):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else plain_text(_cell(cell), "", console) for cell in row))
-    console.print(table)
+    for name in table.header or [""] * max((len(row) for row in table.rows), default=0):
+        drawn.add_column(name, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(cell if isinstance(cell, Text) else plain_text(_cell(cell), "", console) for cell in row))
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as captured:
+        console.print(drawn)
+    for line in captured.get().splitlines():  # without the blanks that fill the last column
+        console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def _cell(value: Any) -> str:
@@ -229,20 +180,5 @@ def plain_text(value: str, style: str, console: Console) -> Text:
     return Text(shown, style=style)
 
 
-def _xml_safe(value: str) -> str:
-    """XML 1.0 has no way to write control characters, not even escaped."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in value)
-
-
-def _short(sha256: str | None) -> str:
-    return sha256[:12] if sha256 else "-"
-
-
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip("\n").split("\n"))
-
-
-def _verdict(check: Mapping[str, Any]) -> str:
-    if check.get("skipped"):
-        return "skipped"
-    return "pass" if check["passed"] else "FAIL"

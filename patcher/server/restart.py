@@ -55,8 +55,6 @@ class Restart:
             self.marker = self.service.log_marker()
             wanted = self.wanted.younger_than
             self.since = self.service.observe()["now"] if wanted is None else wanted
-            trips = self.serving.session.connection.round_trips
-            self.result.data.setdefault("round_trips_before_restart", trips)
 
     def remember(self) -> None:
         with self.serving.naming_log():

@@ -17,6 +17,7 @@ from patcher.server.client import ServerProblem, SglangClient
 from patcher.server.services.base import Service
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
+from patcher.smoke.result import SmokeResult
 from patcher.smoke.run import Baseline, record_baseline, run_suite
 from patcher.smoke.suite import Suite, load_suite
 from patcher.typed import Misfit, typed
@@ -173,8 +174,8 @@ class Serving:
         payload = {**self.suite.prompts[0].payload(), "sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
         self.client.generate(payload, timeout=self.suite.timeout)
 
-    def smoke(self, *, sampled: bool, identity: str | None = None, started_after: float | None = None) -> None:
-        """Run the suite, keep the result in the host's data; raises SmokeFailed, which names the failed checks."""
+    def smoke(self, *, sampled: bool, identity: str | None = None, started_after: float | None = None) -> SmokeResult:
+        """Run the suite. `started_after`: as for run_suite."""
         suite = self.suite if sampled else msgspec.structs.replace(self.suite, temperatures=(0.0,), paths=())
         kept = self.session.target.kept(BASELINE)
         try:
@@ -194,9 +195,11 @@ class Serving:
             started_after=started_after,
             progress=self.result.tell,
         )
-        found = smoke.as_dict()
-        self.result.data |= {"suite": found["suite"], "checks": found["checks"], "temperatures": found["temperatures"]}
         self.result.not_done += [f"smoke check {c.name}: {c.detail}" for c in smoke.checks if c.skipped]
+        return smoke
+
+    def refuse(self, smoke: SmokeResult) -> None:
+        """Raise SmokeFailed, which names the failed checks, if there is one."""
         with self.naming_log():
             smoke.raise_if_failed(self.host.name)
 

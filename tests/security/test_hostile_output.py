@@ -10,15 +10,21 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from patcher.commands.findings import Differs, Done, Smoked, State
 from patcher.errors import BadAnswer, HostUnreachable, RollbackFailed
+from patcher.plan.states import FileState
+from patcher.report.findings import Facts
+from patcher.report.junit import to_junit
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
-from patcher.report.render import console_for, print_error, print_outcome, to_json, to_junit
+from patcher.report.render import console_for, print_error, print_outcome, to_json
 from patcher.server import client
 from patcher.server.client import ServerBroke, SglangClient
+from patcher.smoke.result import Check, SmokeResult
 from patcher.ssh import connection, streams
 from patcher.ssh.connection import LocalConnection
 from patcher.wire.call import call_agent
+from patcher.wire.types import HistoryLine
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\x08\r\x00text"
 FORBIDDEN = [c for c in ESCAPES if not c.isprintable()]
@@ -132,7 +138,9 @@ def test_no_control_character_reaches_the_terminal(monkeypatch, stream):
 def test_a_diff_is_made_visible_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     out = Terminal()
-    print_outcome(Outcome("diff", (HostResult("h", data={"diff": f"-{ESCAPES}\n+new\n"}),)), console_for(out))
+    host = HostResult("h")
+    host.keep(Differs(f"-{ESCAPES}\n+new\n"))
+    print_outcome(Outcome("diff", (host,)), console_for(out))
     assert "\\x1b[2J" in out.getvalue() and not any(c in out.getvalue() for c in FORBIDDEN)
 
 
@@ -146,18 +154,17 @@ def test_no_control_character_reaches_a_report():
 def outcomes() -> list[Outcome]:
     """Host text in every place that a host's text can come to."""
     error = RollbackFailed(ESCAPES, commands=[ESCAPES], where=ESCAPES, next_step=ESCAPES, detail=f"{ESCAPES}\n" * 3)
-    host = HostResult(
-        "h",
-        summary=ESCAPES,
-        error=error,
-        not_done=[ESCAPES],
-        data={
-            "facts": {ESCAPES: ESCAPES, "list": [ESCAPES]},
-            "lines": [{"who": ESCAPES}],
-            "files": [{"path": ESCAPES, "state": ESCAPES, "sha256": ESCAPES}],
-            "checks": [{"name": "answers", "passed": False, "detail": ESCAPES}],
-        },
-    )
+    host = HostResult("h", summary=ESCAPES, error=error, not_done=[ESCAPES])
+    facts = Facts()
+    facts.add(ESCAPES, ESCAPES)
+    check = Check("answers", False, ESCAPES)
+    for finding in (
+        facts,
+        Done((HistoryLine(event=ESCAPES, time=0.0, who=ESCAPES),)),
+        State(ESCAPES, ESCAPES, (FileState(ESCAPES, ESCAPES, (ESCAPES,)),)),
+        Smoked(SmokeResult(ESCAPES, (check,), ())),
+    ):
+        host.keep(finding)
     with host.step("look") as step:
         step.detail = ESCAPES
     without = HostResult("h", error=error)

@@ -9,8 +9,9 @@ import pytest
 
 from patcher.agent import server
 from patcher.installation.find import describe_process, redacted, without_secrets
+from patcher.report.junit import to_junit
 from patcher.report.outcome import HostResult, Outcome
-from patcher.report.render import to_json, to_junit
+from patcher.report.render import to_json
 from patcher.server.client import HttpStatus, ServerBroke, SglangClient
 from patcher.ssh.connection import LocalConnection
 from tests.support.builders import process

@@ -10,9 +10,11 @@ import click
 import pytest
 
 from patcher import cli
+from patcher.commands.findings import Smoked
 from patcher.commands.selection import Selection
 from patcher.errors import RollbackFailed
 from patcher.report.outcome import HostResult, Outcome
+from patcher.smoke.result import Check, SmokeResult
 from tests.support.builders import make_package, make_series
 from tests.support.command_line import start_tool
 
@@ -117,9 +119,8 @@ def test_the_commands_of_a_failed_rollback_are_printed(capfd, monkeypatch):
 
 
 def test_junit_is_written_also_when_the_suite_fails(capfd, monkeypatch, tmp_path):
-    failed = HostResult(
-        "h", data={"checks": [{"name": "diverse", "passed": False, "detail": "equal"}]}, error=RollbackFailed("x")
-    )
+    failed = HostResult("h", error=RollbackFailed("x"))
+    failed.keep(Smoked(SmokeResult("tiny", (Check("diverse", False, "equal"),), ())))
     monkeypatch.setattr(Selection, "look", lambda *job: Outcome("smoke-test", (failed,)))
     run(capfd, "smoke-test", "--local", "--junit", str(tmp_path / "report.xml"))
     assert 'failures="1"' in (tmp_path / "report.xml").read_text()

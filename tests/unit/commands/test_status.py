@@ -23,13 +23,13 @@ def test_doctor_says_that_it_left_out_the_kernel_as_apply_would(stub_host, tool)
     assert said.code == 0 and "not tried, nor would apply try it: a tree of files" in probe["detail"]
 
 
-def test_the_last_line_of_list_tells_a_patched_tree_from_a_pristine_one(stub_host, tool):
-    def last_line() -> str:
-        return tool("list", "--site-packages", stub_host.site_packages).stdout.splitlines()[-1]
+def test_the_first_line_of_list_tells_a_patched_tree_from_a_pristine_one(stub_host, tool):
+    def first_line() -> str:
+        return tool("list", "--site-packages", stub_host.site_packages).stdout.splitlines()[2]
 
-    assert last_line() == "sglang 0.5.11: not patched; series sglang-0.5.11 can be applied"
+    assert first_line() == "sglang 0.5.11: not patched; series sglang-0.5.11 can be applied"
     assert tool("apply", "--site-packages", stub_host.site_packages).code == 0
-    assert last_line() == "sglang 0.5.11: patched: series sglang-0.5.11, stage temperature"
+    assert first_line() == "sglang 0.5.11: patched: series sglang-0.5.11, stage temperature"
 
 
 def test_what_becomes_of_a_server_that_was_left_down_is_said_beforehand(stub_host, tool):

@@ -8,17 +8,33 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
+from patcher.commands.findings import RoundTrips, Smoked, State
 from patcher.errors import Drift, KernelProblem, RollbackFailed, SmokeFailed, UsageProblem
+from patcher.plan.states import FileState
 from patcher.report.file import ReportFile
-from patcher.report.outcome import FAILED, SKIPPED, HostResult, Outcome
-from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json, to_junit
+from patcher.report.findings import Facts, Finding
+from patcher.report.junit import to_junit
+from patcher.report.outcome import FAILED, SKIPPED, HostResult, Outcome, Step
+from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json
+from patcher.smoke.result import Check, SmokeResult, TemperatureRow
 
 
-def text_of(*outcomes: Outcome) -> str:
+def text_of(outcome: Outcome, detail: bool = False) -> str:
     stream = io.StringIO()
-    for outcome in outcomes:
-        print_outcome(outcome, console_for(stream))
+    print_outcome(outcome, console_for(stream), detail)
     return stream.getvalue()
+
+
+def with_findings(name: str, *findings: Finding, error=None) -> HostResult:
+    result = HostResult(name, error=error)
+    for finding in findings:
+        result.keep(finding)
+    return result
+
+
+def smoked(*checks: Check, detail: bool = False) -> Smoked:
+    row = TemperatureRow(0.6, 1, 8, 2.8123456, None, None, None, None, None, None, False)
+    return Smoked(SmokeResult("tiny", checks, (row,)), detail)
 
 
 def failed(name: str, error) -> HostResult:
@@ -39,7 +55,8 @@ def test_step_records_time_and_failure_and_lets_the_exception_pass():
 
 
 def test_json_is_one_document_with_a_fixed_shape():
-    good = HostResult("a", summary="patched", changed=True, data={"round_trips": 4})
+    good = HostResult("a", summary="patched", changed=True)
+    good.keep(RoundTrips(4, None))
     document = json.loads(to_json(Outcome("apply", (good,))))
     assert set(document) == {"ok", "command", "tool", "exit_code", "hosts", "error"}
     assert set(document["hosts"][0]) == {
@@ -88,21 +105,45 @@ def test_text_is_ascii_without_markup_or_control_characters():
     assert "h[bold]" in shown and "[red]done[/red]" in shown and "not done: smoke: --no-smoke" in shown
 
 
-def test_text_shows_plan_files_checks_and_rows():
-    result = HostResult(
-        "h",
-        data={
-            "facts": {"installed": "sglang 0.5.11"},
-            "plan": {"actions": [{"path": "pkg/a.py", "kind": "modify", "before": "a" * 64, "after": "b" * 64}]},
-            "files": [{"path": "pkg/b.py", "state": "pristine", "sha256": None}],
-            "checks": [{"name": "diverse", "passed": False, "detail": "16 equal texts"}],
-            "temperatures": [{"temperature": 0.6, "accept_length": 2.8123456}],
-            "lines": [{"what": "apply", "when": "now"}, {"what": "revert", "who": "ops"}],
-        },
-    )
+def test_the_result_comes_first_one_line_a_host_then_what_was_not_done():
+    good = HostResult("a", summary="patched", not_done=["restart: --no-restart was given"])
+    with good.step("commit") as step:
+        step.detail = "27 files written"
+    bad = HostResult("b", summary="rolled back", error=Drift("drifted"))
+    lines = text_of(Outcome("apply", (good, bad))).splitlines()
+    assert lines[:2] == ["a: patched", "b: rolled back"]
+    assert lines[2] == "not done: restart: --no-restart was given (a)" and not any("27 files" in line for line in lines)
+    assert "27 files written" in text_of(Outcome("apply", (good, bad)), detail=True)
+
+
+def test_what_an_error_or_a_line_says_is_not_said_again_by_its_step():
+    host = HostResult("a", error=Drift("drifted"))
+    host.steps.append(Step("plan", FAILED, "drifted"))
+    host.skip("restart", "--no-restart was given")
+    shown = text_of(Outcome("apply", (host,)), detail=True)
+    assert "drifted" not in shown and shown.count("--no-restart was given") == 1
+
+
+def test_files_are_shown_where_they_are_asked_for_or_stand_out():
+    files = [FileState("pkg/a.py", "a" * 64, ("pristine",)), FileState("pkg/b.py", "b" * 64, ())]
+    result = with_findings("h", State("pristine", "s", files))
+    assert "pkg/b.py" in text_of(Outcome("status", (result,)))
+    assert all(line == line.rstrip() for line in text_of(Outcome("status", (result,)), detail=True).splitlines())
+    assert "pkg/a.py" not in text_of(Outcome("status", (result,)))
+    assert "aaaaaaaaaaaa" in text_of(Outcome("status", (result,)), detail=True)
+    assert [row["state"] for row in result.as_dict()["files"]] == ["pristine", "unknown"]
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_checks_are_shown_by_the_command_that_is_for_them(detail):
+    facts = Facts()
+    facts.add("installed", "sglang 0.5.11")
+    failed_check = Check("diverse", False, "16 equal texts")
+    result = with_findings("h", facts, smoked(failed_check, detail=detail))
     shown = text_of(Outcome("x", (result,)))
-    for expected in ("sglang 0.5.11", "aaaaaaaaaaaa", "pkg/b.py", "FAIL", "16 equal texts", "2.812", "ops"):
-        assert expected in shown
+    assert "sglang 0.5.11" in shown
+    assert [word in shown for word in ("FAIL", "16 equal texts", "2.812")] == [not detail] * 3
+    assert result.as_dict()["facts"] == {"installed": "sglang 0.5.11"} and result.as_dict()["suite"] == "tiny"
 
 
 def test_error_text_has_what_where_next_and_the_commands_on_lines_of_their_own():
@@ -137,16 +178,8 @@ def test_terminal_output_keeps_unicode():
 
 
 def test_junit_has_a_case_a_check_and_an_error_where_nothing_was_checked():
-    checked = HostResult(
-        "a",
-        data={
-            "checks": [
-                {"name": "repeatable", "passed": True, "detail": ""},
-                {"name": "diverse", "passed": False, "detail": "equal \x00 texts"},
-            ]
-        },
-        error=SmokeFailed("1 of 2 checks failed"),
-    )
+    checks = Check("repeatable", True), Check("diverse", False, "equal \x00 texts")
+    checked = with_findings("a", smoked(*checks), error=SmokeFailed("1 of 2 checks failed"))
     broken = HostResult("b", error=KernelProblem("no op"))
     root = ET.fromstring(to_junit(Outcome("smoke-test", (checked, broken))))
     first, second = root.findall("testsuite")
