@@ -32,7 +32,7 @@ from patcher.report.outcome import Outcome
 from patcher.report.render import console_for, error_to_json, print_error, print_outcome, to_json
 from patcher.report.stderr import message_console
 from patcher.report.stdout import open_closed_streams, write_result
-from patcher.rollout import Rollout
+from patcher.rollout.run import Rollout
 from patcher.series.catalogue import catalogue
 from patcher.smoke.suite import load_suite
 

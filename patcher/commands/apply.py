@@ -12,9 +12,9 @@ from patcher.installation.session import Session
 from patcher.installation.transaction import commit, describe, importable
 from patcher.plan.server_action import IMPORTS, KERNEL, SMOKE
 from patcher.report.outcome import SKIPPED, WARNING
+from patcher.rollout.unit import PhaseFailed, Unit
 from patcher.server.client import ServerProblem
 from patcher.server.restart import Wanted, restart
-from patcher.unit import PhaseFailed, Unit
 
 
 class Apply:

@@ -11,11 +11,11 @@ from patcher.commands.node import Node, plan_server
 from patcher.installation.command_line import apply_flags, different_flags
 from patcher.installation.session import stage_named
 from patcher.installation.transaction import describe
-from patcher.plan.plan import make_plan
+from patcher.plan.make import make_plan
 from patcher.plan.server_action import IMPORTS, KERNEL, NO_SERVER, SMOKE, LeftOut, ServerAction
 from patcher.report.outcome import WARNING
+from patcher.rollout.unit import Unit
 from patcher.server.client import ServerProblem
-from patcher.unit import Unit
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from patcher.installation.find import refuse_other_copy
 from patcher.installation.session import stage_named
 from patcher.installation.transaction import describe
 from patcher.moment import local_time
-from patcher.plan.plan import make_plan
+from patcher.plan.make import make_plan
 from patcher.report.outcome import WARNING, Step
 from patcher.server.kernel import ops_of
 from patcher.server.server import LEFT_DOWN, Serving

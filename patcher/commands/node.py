@@ -14,9 +14,9 @@ from patcher.installation.session import Session
 from patcher.plan.plan import Plan
 from patcher.plan.server_action import NO_SERVER, ServerAction, ServerFound, decide
 from patcher.report.outcome import HostResult
+from patcher.rollout.unit import Unit
 from patcher.server.restart import Restart, Wanted
 from patcher.server.server import LEFT_DOWN, Serving
-from patcher.unit import Unit
 
 Need = Callable[["Node", Mapping[str, Any]], str]
 

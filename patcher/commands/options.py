@@ -15,7 +15,7 @@ from patcher.commands.selection import Selection
 from patcher.errors import UsageProblem
 from patcher.report.file import ReportFile
 from patcher.report.outcome import Outcome
-from patcher.rollout import Rollout
+from patcher.rollout.run import Rollout
 
 Command = Callable[..., Outcome]
 

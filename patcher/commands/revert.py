@@ -10,11 +10,11 @@ from patcher.commands.node import Node, plan_server
 from patcher.errors import UnsupportedVersion
 from patcher.installation.session import Session
 from patcher.installation.transaction import commit, describe
-from patcher.plan.plan import make_revert_plan
+from patcher.plan.make import make_revert_plan
+from patcher.rollout.unit import Unit
 from patcher.server.client import ServerProblem
 from patcher.server.restart import Wanted, bring_back
 from patcher.server.server import LEFT_DOWN
-from patcher.unit import Unit
 
 
 @dataclass(frozen=True)

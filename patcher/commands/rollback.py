@@ -11,9 +11,9 @@ from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted, Locke
 from patcher.hosts import LOCAL_NAME, HostSettings
 from patcher.installation.transaction import undo
 from patcher.report.outcome import Step
+from patcher.rollout.unit import NodeFailed, PhaseFailed, Unit
 from patcher.server.client import ServerProblem
 from patcher.server.restart import Restart, Wanted, bring_back
-from patcher.unit import NodeFailed, PhaseFailed, Unit
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from patcher.installation.session import Session
 from patcher.report.outcome import Outcome
 from patcher.report.progress import Progress
 from patcher.report.stderr import message_console
-from patcher.rollout import Job, Lane, Rollout, run_on_hosts
+from patcher.rollout.lane import Lane
+from patcher.rollout.run import Job, Rollout, run_on_hosts
+from patcher.rollout.unit import Unit
 from patcher.series.catalogue import catalogue
-from patcher.unit import Unit
 
 SoFar = Callable[[Outcome], None]
 

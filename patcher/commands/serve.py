@@ -9,10 +9,10 @@ from patcher.commands.node import Node
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
 from patcher.plan.server_action import decide
+from patcher.rollout.unit import Unit
 from patcher.server.restart import Wanted, restart
 from patcher.server.server import Serving
 from patcher.smoke.suite import Suite
-from patcher.unit import Unit
 
 
 class Restart:

@@ -14,10 +14,10 @@ from patcher.plan.plan import EARLIER
 from patcher.plan.server_action import ServerAction
 from patcher.plan.states import file_states, overall_state
 from patcher.report.findings import Facts
+from patcher.rollout.unit import PhaseFailed, Unit
 from patcher.series.model import Series
 from patcher.server.server import LEFT_DOWN
 from patcher.server.services.process import ended_server
-from patcher.unit import PhaseFailed, Unit
 
 
 class Look:

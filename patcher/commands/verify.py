@@ -6,7 +6,7 @@ from patcher.commands.checks import Checks
 from patcher.commands.kernel_gate import check_kernel
 from patcher.errors import Conflict, Drift, NotReady
 from patcher.installation.session import Session
-from patcher.plan.plan import refuse_moving_files
+from patcher.plan.make import refuse_moving_files
 from patcher.server.server import LEFT_DOWN, Serving
 from patcher.wire.types import Receipt
 

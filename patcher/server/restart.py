@@ -10,10 +10,10 @@ from typing import Any
 
 from patcher.errors import DdtreePatchError, HostUnreachable, NotReady
 from patcher.report.outcome import HostResult
+from patcher.rollout.unit import Abandoned, PhaseFailed, Unit
 from patcher.server.readiness import ReadyReport, wait_ready
 from patcher.server.server import Serving
 from patcher.server.services.base import CLOCK_SLACK_S
-from patcher.unit import Abandoned, PhaseFailed, Unit
 
 WATCH_S = 5.0  # between two looks at a node that answers no requests
 

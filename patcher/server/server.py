@@ -17,8 +17,9 @@ from patcher.server.client import ServerProblem, SglangClient
 from patcher.server.services.base import Service
 from patcher.server.services.process import ended_server
 from patcher.server.services.registry import ServiceHost, make_service
+from patcher.smoke.baseline import Baseline, record_baseline
 from patcher.smoke.result import SmokeResult
-from patcher.smoke.run import Baseline, record_baseline, run_suite
+from patcher.smoke.run import run_suite
 from patcher.smoke.suite import Suite, load_suite
 from patcher.typed import Misfit, typed
 

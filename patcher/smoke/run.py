@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from patcher.server.client import Generation, ServerBroke, ServerProblem, SglangClient
+from patcher.server.client import Generation, ServerProblem, SglangClient
 from patcher.server.services.base import Service
 from patcher.smoke import checks
+from patcher.smoke.baseline import Baseline, ask
 from patcher.smoke.divergence import examine
 from patcher.smoke.result import Check, Measured, SmokeResult, TemperatureRow
 from patcher.smoke.suite import SAMPLING_PATHS, Prompt, Suite
-from patcher.typed import Frozen
 
 CHECKS = (
     "answers",
@@ -44,31 +44,6 @@ NARROWEST: dict[str, dict[str, float]] = {
     "top_p_0_is_greedy": {"top_p": 1e-3},
     "min_p_1_is_greedy": {"min_p": 1.0},
 }
-
-
-class Output(Frozen):
-    ids: tuple[int, ...]
-    text: str | None
-
-
-class Baseline(Frozen):
-    """The greedy outputs of a suite's prompts, by the prompts' names."""
-
-    suite: str
-    fingerprint: str
-    outputs: dict[str, Output]
-
-
-def record_baseline(
-    client: SglangClient, suite: Suite, progress: Callable[[str], None] = lambda text: None
-) -> Baseline:
-    """The greedy outputs of a suite's prompts, to be compared with after the patch. Raises ServerProblem."""
-    outputs = {}
-    for prompt in suite.prompts:
-        progress(f"recording greedy output: {prompt.name}")
-        answer = _ask(client, suite, prompt, {"temperature": 0.0})
-        outputs[prompt.name] = Output(ids=answer.ids, text=answer.text)
-    return Baseline(suite=suite.name, fingerprint=suite.fingerprint, outputs=outputs)
 
 
 def run_suite(
@@ -108,19 +83,6 @@ def run_suite(
     return run.result()
 
 
-def _ask(client: SglangClient, suite: Suite, prompt: Prompt, sampling: Mapping[str, Any]) -> Generation:
-    """One finished generation with at least one token; raises ServerProblem for anything else."""
-    payload = {**prompt.payload(), "sampling_params": {"max_new_tokens": suite.max_new_tokens, **sampling}}
-    answer = client.generate(payload, timeout=suite.timeout)
-    if answer.finish not in ("length", "stop") or answer.tokens == 0:
-        raise ServerBroke(
-            f"prompt {prompt.name} at {sampling} did not finish: {answer.meta.finish_reason}, {answer.tokens} tokens",
-            where=client.where,
-            next_step="see the server's log",
-        )
-    return answer
-
-
 class _Run:
     """The requests of one run and what became of them; a request that fails ends the asking."""
 
@@ -146,7 +108,7 @@ class _Run:
 
     def ask(self, prompt: Prompt, **sampling: Any) -> Generation:
         self.requests += 1
-        return _ask(self.client, self.suite, prompt, sampling)
+        return ask(self.client, self.suite, prompt, sampling)
 
     @contextmanager
     def phase(self, text: str) -> Iterator[None]:
@@ -225,7 +187,7 @@ class _Run:
             begun = time.monotonic()
             with ThreadPoolExecutor(self.suite.concurrency) as pool:
                 asked = [
-                    pool.submit(_ask, self.client, self.suite, prompts[0], {"temperature": temperature})
+                    pool.submit(ask, self.client, self.suite, prompts[0], {"temperature": temperature})
                     for _ in range(self.suite.samples)
                 ]
                 answers = [answer.result() for answer in asked]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.errors import DdtreePatchError
-from patcher.plan.plan import make_plan, make_revert_plan
+from patcher.plan.make import make_plan, make_revert_plan
 from patcher.series.catalogue import load_series
 from patcher.wire.replies import reply_as
 from patcher.wire.types import Inspection

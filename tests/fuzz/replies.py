@@ -21,10 +21,10 @@ from patcher.errors import DdtreePatchError
 from patcher.hosts import EndpointSettings, HostSettings
 from patcher.installation.session import Session
 from patcher.report.outcome import HostResult
-from patcher.rollout import Job
+from patcher.rollout.run import Job
+from patcher.rollout.unit import PhaseFailed, Unit
 from patcher.series.model import Series
 from patcher.ssh.connection import Completed, LocalConnection
-from patcher.unit import PhaseFailed, Unit
 from patcher.wire.call import BOOTSTRAP
 from tests.fuzz.damage import damaged
 

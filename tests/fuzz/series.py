@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from patcher.errors import Conflict
-from patcher.plan.plan import make_plan
+from patcher.plan.make import make_plan
 from patcher.series.catalogue import load_series
 from patcher.series.model import sha256
 from tests.fuzz.damage import damaged

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from patcher.errors import Conflict, Drift, Locked
-from patcher.plan.plan import Plan, make_plan, make_revert_plan
+from patcher.plan.make import make_plan, make_revert_plan
+from patcher.plan.plan import Plan
 from patcher.series import udiff_parse
 from patcher.series.udiff import apply
 from patcher.wire.types import Holder

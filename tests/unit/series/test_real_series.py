@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patcher.plan.plan import make_plan, make_revert_plan
+from patcher.plan.make import make_plan, make_revert_plan
 from patcher.series import udiff_parse
 from patcher.series.catalogue import check_against
 from patcher.series.model import Series

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from patcher.errors import SmokeFailed, UsageProblem
 from patcher.server.client import SglangClient
+from patcher.smoke.baseline import record_baseline
 from patcher.smoke.checks import distinct_after_equal_first
 from patcher.smoke.divergence import examine, first_difference
-from patcher.smoke.run import CHECKS, record_baseline, run_suite
+from patcher.smoke.run import CHECKS, run_suite
 from patcher.smoke.suite import Prompt, load_suite
 from patcher.ssh.connection import LocalConnection
 from tests.support.fake_service import FakeService, process

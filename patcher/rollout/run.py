@@ -9,16 +9,16 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from patcher import interrupts
-from patcher.errors import DdtreePatchError, Interrupted, NotTouched, unexpected
+from patcher.errors import DdtreePatchError, unexpected
 from patcher.hosts import HostSettings
 from patcher.report.outcome import HostResult, Outcome
 from patcher.report.progress import Progress
-from patcher.ssh.connection import Connection, connect
-from patcher.unit import NodeFailed, PhaseFailed, Unit, start
+from patcher.rollout.lane import Lane
+from patcher.rollout.unit import NodeFailed, PhaseFailed, Unit, start
 
 _LOOK = 0.1  # seconds between two looks for an interrupt
 _PATIENCE = 30.0  # seconds that an interrupted job gets to reach its next step before its connection is closed
@@ -56,55 +56,6 @@ class Rollout:
             size = first or self.batch or len(left)
             yield left[:size]
             left, first = left[size:], 0
-
-
-class Lane:
-    """One host: its settings, result, and connection once there is one."""
-
-    def __init__(self, host: HostSettings, result: HostResult) -> None:
-        self.host, self.result = host, result
-        self.connection: Connection | None = None
-        self.prepared = self.begun = self.ended = False
-
-    def connect(self) -> None:
-        if not self.host.local:
-            self.result.tell("connect")
-            self.result.doing = "connect"
-        self.connection = connect(self.host)
-        self.result.doing = ""
-
-    @property
-    def reached(self) -> Connection:
-        """The connection, which there is once `connect` is done."""
-        assert self.connection is not None
-        return self.connection
-
-    def leave(self, why: str) -> None:
-        """Not to be touched; a host with an error of its own keeps that."""
-        if self.result.error is None:
-            self.result.summary = "not touched"
-            self.result.error = NotTouched(
-                f"not touched, because {why}",
-                where=self.result.host,
-                next_step="solve that first, leave that host out, or give --keep-going",
-            )
-
-    def so_far(self) -> HostResult:
-        """What is known of this host, in a copy that its job, which may go on, does not reach."""
-        found = self.result
-        known = replace(found, steps=list(found.steps), not_done=list(found.not_done), found=dict(found.found))
-        if known.error is None and not self.ended:
-            waits = self.prepared and not self.begun
-            known.error = Interrupted(
-                "not begun: nothing was changed here" if waits else f"not ended; last seen at: {found.doing or 'work'}",
-                where=found.host,
-                next_step="ddtree-patch status says where the host stands",
-            )
-        return known
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
 
 
 MakeJob = Callable[[Unit[Lane]], Job]

@@ -6,7 +6,7 @@ import pytest
 
 from patcher.errors import Drift, HostUnreachable, Interrupted, NotReady
 from patcher.report.outcome import FAILED, HostResult
-from patcher.unit import Abandoned, NodeFailed, PhaseFailed, Unit
+from patcher.rollout.unit import Abandoned, NodeFailed, PhaseFailed, Unit
 
 
 class Host:

@@ -5,11 +5,12 @@ import threading
 
 import pytest
 
-from patcher import rollout
 from patcher.errors import Drift, HostUnreachable, Interrupted, MixedOutcome, SmokeFailed
 from patcher.hosts import HostSettings
 from patcher.report.progress import Progress
 from patcher.report.render import console_for
+from patcher.rollout import lane
+from patcher.rollout import run as rollout
 
 
 class FakeConnection:
@@ -51,7 +52,7 @@ def connections(monkeypatch):
         made[host.name] = FakeConnection()
         return made[host.name]
 
-    monkeypatch.setattr(rollout, "connect", connect)
+    monkeypatch.setattr(lane, "connect", connect)
     return made
 
 
