@@ -11,7 +11,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from patcher import __version__
 
@@ -29,10 +29,15 @@ class DdtreePatchError(Exception):
 
     def __init__(self, what: str, *, where: str = "", next_step: str = "", detail: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.where = where
-        self.next_step = next_step
-        self.detail = detail
+        self.what: Final = what
+        self.where: Final = where
+        self.next_step: Final = next_step
+        self.detail: Final = detail
+
+    @property
+    def kind(self) -> str:
+        """The name of what failed, for reports."""
+        return type(self).__name__
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" if self.where else self.what
@@ -46,7 +51,7 @@ class DdtreePatchError(Exception):
     def as_dict(self) -> dict[str, Any]:
         """The failure as plain data, for ``--json``."""
         return {
-            "error": type(self).__name__,
+            "error": self.kind,
             "what": self.what,
             "where": self.where,
             "next": self.next_step,
@@ -163,8 +168,9 @@ class RolledBack(DdtreePatchError):
         self.now = now
         self.exit_code = cause.exit_code
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "error": type(self.cause).__name__}
+    @property
+    def kind(self) -> str:
+        return self.cause.kind
 
 
 class Locked(DdtreePatchError):

@@ -132,12 +132,13 @@ class Doctor(Look):
         serving.refuse_supervised()
         described = serving.service.describe()
         self.session.result.keep(Service(described))
-        if not described["running"]:
+        kind, pid = serving.service.kind, described.get("pid")
+        if pid is None:
             step.state = WARNING
             if serving.service.ended() is not None:
-                return f"{described['kind']}: no server is running: {LEFT_DOWN}; apply starts it again"
-            return f"{described['kind']}: no server of this venv is running, so an apply could not be checked"
-        return f"{described['kind']}: process {described['pid']}, since {local_time(described['start_time'])}"
+                return f"{kind}: no server is running: {LEFT_DOWN}; apply starts it again"
+            return f"{kind}: no server of this venv is running, so an apply could not be checked"
+        return f"{kind}: process {pid}, since {local_time(described['start_time'])}"
 
     def _copy(self, step: Step) -> str:
         if self._serving.why_not:

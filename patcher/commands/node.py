@@ -59,7 +59,7 @@ class Node:
             server, known = self.serving.look()
             line = tuple(known["argv"]) if known else None
             if server:
-                return ServerFound(_process(server), line, need=need(self, server))
+                return ServerFound(process_of(server), line, need=need(self, server))
         if known:
             return ServerFound(line=line, need=LEFT_DOWN)
         starts = self.serving.service.starts_stopped
@@ -76,7 +76,7 @@ class Node:
         if not self.action.acts:
             return
         server = self.serving.service.live()
-        found = _process(server) if server else None
+        found = process_of(server) if server else None
         if found != self.action.before:
             before = self.action.before
             raise Conflict(
@@ -111,7 +111,8 @@ def plan_server(unit: Unit[Node], need: Need, settled: str) -> None:
         node.action = action
 
 
-def _process(server: Mapping[str, Any]) -> tuple[int, int]:
+def process_of(server: Mapping[str, Any]) -> tuple[int, int]:
+    """Its id and start tick."""
     return server["pid"], server["ticks"]
 
 

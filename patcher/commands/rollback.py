@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from patcher.commands.node import Node
+from patcher.commands.node import Node, process_of
 from patcher.errors import DdtreePatchError, HostUnreachable, Interrupted, Locked, RollbackFailed
 from patcher.hosts import LOCAL_NAME, HostSettings
 from patcher.installation.transaction import undo
@@ -143,7 +143,7 @@ def _undisturbed(node: Node, before: ServerBefore) -> bool:
     """Whether the very process from before answers as it did: its restart was refused, and would be again."""
     serving = node.serving
     server = serving.service.live()
-    if server is None or (server["pid"], server["ticks"]) != before.process:
+    if server is None or process_of(server) != before.process:
         return False
     if not serving.host.answers:
         return True

@@ -25,7 +25,7 @@ class Restart:
         self.unit.each(lambda node: node.session.open())
         self.unit.each(self._find)
         found = self.unit.each(lambda node: node.look(lambda *server: ""))
-        asked = [replace(one, why_not="", need="this command is for that") for one in found]
+        asked = [replace(one, why_not="", need="this command restarts it") for one in found]
         for node, action in zip(self.unit.nodes, decide(asked, [node.flags for node in self.unit.nodes]), strict=True):
             node.action = action
             node.result.keep(ServerPlanned(action))

@@ -65,16 +65,17 @@ class Verify:
         if server is None:
             why = f": {LEFT_DOWN}" if serving.service.ended() is not None else ""
             raise NotReady(f"no server is running{why}", where=host, next_step="start it; or ddtree-patch restart")
-        if server["start_time"] < receipt.host.commit_time:
+        pid, started = server["pid"], server["start_time"]
+        if started < receipt.host.commit_time:
             raise NotReady(
-                f"process {server['pid']} is older than the patched files: it runs the old ones",
+                f"process {pid} is older than the patched files: it runs the old ones",
                 where=host,
                 next_step="ddtree-patch restart",
             )
         if not self.session.host.answers:
-            return f"process {server['pid']} is younger than the files; {self.session.host.head} answers for it"
+            return f"process {pid} is younger than the files; {self.session.host.head} answers for it"
         problem = serving.identity_problem({receipt.identity})
         if problem:
-            raise NotReady(problem, where=host, next_step=f"see which files process {server['pid']} has open")
+            raise NotReady(problem, where=host, next_step=f"see which files process {pid} has open")
         serving.service.settled()
-        return f"process {server['pid']} is younger than the files and reports their identity"
+        return f"process {pid} is younger than the files and reports their identity"

@@ -33,9 +33,9 @@ def to_junit(outcome: Outcome) -> bytes:
                 ET.SubElement(element, "skipped", message=_xml_safe(case.detail))
             elif not case.passed:
                 ET.SubElement(element, "failure", message=_xml_safe(case.detail))
-        if broke:
+        if broke and host.error:
             element = ET.SubElement(suite, "testcase", classname=label, name=outcome.command)
-            ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=type(host.error).__name__)
+            ET.SubElement(element, "error", message=_xml_safe(str(host.error)), type=host.error.kind)
     written: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
     return written
 

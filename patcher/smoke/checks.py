@@ -109,15 +109,16 @@ def new_process(
     name = "new_process"
     if after is None:
         return Check(name, False, "the server's process is gone")
-    figures = {"pid": after["pid"], "start_time": after["start_time"]}
-    if before is None or (before["pid"], before["ticks"]) != (after["pid"], after["ticks"]):
-        return Check(name, False, f"the server was restarted meanwhile: process {after['pid']} is new", figures)
+    pid, started = after["pid"], after["start_time"]
+    figures = {"pid": pid, "start_time": started}
+    if before is None or (before["pid"], before["ticks"]) != (pid, after["ticks"]):
+        return Check(name, False, f"the server was restarted meanwhile: process {pid} is new", figures)
     owner = after["listener"]["owner"]
     if owner not in ("server", "unseen"):
-        return Check(name, False, f"the port is not held by the server's process {after['pid']}", figures)
+        return Check(name, False, f"the port is not held by the server's process {pid}", figures)
     seen = "holds the port" if owner == "server" else "runs (who holds the port was not seen)"
-    told = f"process {after['pid']} {seen}"
-    if started_after is not None and after["start_time"] < started_after - CLOCK_SLACK_S:
+    told = f"process {pid} {seen}"
+    if started_after is not None and started < started_after - CLOCK_SLACK_S:
         return Check(name, False, f"{told}, and is older than the patched files", figures)
     return Check(name, True, told, figures)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from patcher.server import readiness, server
+from patcher.server import readiness, restart
 from patcher.server.services import process
 from patcher.smoke.checks import GREEDY_FALLBACK
 from tests.support.command_line import Said
@@ -55,7 +55,7 @@ class Clock:
         self.time = 0.0
         self.meanwhile, self.tick = meanwhile, tick
         wait = functools.partial(readiness.wait_ready, now=self.now, sleep=self.sleep)
-        monkeypatch.setattr(server, "wait_ready", wait)
+        monkeypatch.setattr(restart, "wait_ready", wait)
 
     def now(self) -> float:
         self.time += self.tick

@@ -90,8 +90,8 @@ class SystemdService(Service):
     def refused(self, argv: Sequence[str], done: Completed) -> NotReady:
         problem = super().refused(argv, done)
         if self.settings.scope == "user" and "to bus" in problem.what:
-            problem.next_step = (
-                "log in as the unit's user, without sudo, whose systemd runs while he is logged out: "
+            return problem.but(
+                next_step="log in as the unit's user, without sudo, whose systemd runs while they are logged out: "
                 "`sudo loginctl enable-linger USER` on the host"
             )
         return problem
