@@ -30,6 +30,14 @@ def prompts(count: int, length: int = 96) -> list[list[int]]:
     return [tokens_of(text[i * step : i * step + length // 2 + i % (length // 2)]) for i in range(count)]
 
 
+def long_text(length: int, number: int) -> list[int]:
+    """`length` tokens of source text, one of many places by `number`, the same on every call; none where length < 1."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    text = b"\n".join(path.read_bytes() for path in sorted(root.glob("[a-h]*.py")))
+    begin = number * 10_007 % max(1, len(text) - length)
+    return tokens_of(text[begin : begin + length - 1]) if length > 0 else []
+
+
 def ask(ports: Sequence[int], asked: list[list[int]], params: dict, concurrency: int) -> list[dict]:
     """One request a prompt, `concurrency` in flight at each replica; answers in the prompts' order."""
     answers: list[dict | None] = [None] * len(asked)

@@ -11,7 +11,7 @@ from scripts.gpu.fleet import Run
 from scripts.gpu.greedy import differences
 from scripts.gpu.mla import NEAR_TIE
 
-SERVERS = ("plain", "dflash-stock", "tree")
+SERVERS = ("plain", "dflash-stock", "tree", "tree-auto")
 BATCH = 8
 # At T 0.6 a min-p that no token is near (rounding.py).
 CELLS = {
@@ -30,7 +30,7 @@ def run(run: Run) -> dict:
     }
     samples = run.count(10_000, 200)
     steps = {"greedy": lambda: _greedy(run)} | {
-        name: lambda name=name, t=t, more=more: cell(run.ports("plain", "tree"), t, more, name, samples)
+        name: lambda name=name, t=t, more=more: cell(run.ports("plain", "tree", "tree-auto"), t, more, name, samples)
         for name, (t, more) in CELLS.items()
     }
     return run.steps("cells", found, steps)
@@ -39,7 +39,9 @@ def run(run: Run) -> dict:
 def _greedy(run: Run) -> list[dict]:
     asked = prompts(run.count(48, 4))
     params = {"temperature": 0, "max_new_tokens": run.count(128, 16), "ignore_eos": True}
-    servers = run.ports("plain", "tree") | ({} if "dflash-stock" in run.given_up else run.ports("dflash-stock"))
+    servers = run.ports("plain", "tree", "tree-auto") | (
+        {} if "dflash-stock" in run.given_up else run.ports("dflash-stock")
+    )
     texts = on_all(servers, lambda ports: [a["output_ids"] for a in ask(ports, asked, params, BATCH)])
     plain = servers["plain"][0]
     rows = []

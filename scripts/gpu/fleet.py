@@ -60,6 +60,7 @@ SERVERS = {
     "dflash": Wanted("patched", DFLASH),
     "chain": Wanted("patched", tree(7, 1)),  # the pair's block is 8
     "tree": Wanted("patched", tree(32, 8)),
+    "tree-auto": Wanted("patched", ["--speculative-algorithm", "DDTREE", *DRAFT]),  # widths by batch, from 0.5.14 on
     "tree-follow": Wanted("follow", tree(32, 8)),
     "tree-loose": Wanted("patched", [*tree(32, 8), "--speculative-accept-threshold-acc", "0.5"]),
     # With CUDA graphs the draft's input keeps its type; SGLang casts it to bfloat16 only without.

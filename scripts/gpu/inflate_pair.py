@@ -39,6 +39,7 @@ class Shape:
     kv_heads: int = 16
     ffn: int = 12288
     vocab: int = 151936
+    positions: int = 40960
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -132,6 +133,7 @@ class Inflation:
             "num_key_value_heads": shape.kv_heads,
             "intermediate_size": shape.ffn,
             "vocab_size": shape.vocab,
+            "max_position_embeddings": shape.positions,
             "rms_norm_eps": tiny["rms_norm_eps"] * tiny["hidden_size"] / shape.hidden,
         }
         return tiny | larger | ({"num_target_layers": shape.layers} if which == "draft" else {})
