@@ -16,7 +16,7 @@ class Setup:
     release: Release
     overlap: bool
     page_size: int
-    budget: int = 16
+    budget: int | str = 16  # a number, or a table by running requests
     topk: int = 4
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def _setups(release: Release) -> list[Setup]:
     setups = [Setup(release, overlap=True, page_size=1), Setup(release, overlap=False, page_size=16, budget=12)]
     if release in ALWAYS:
         setups += [
-            Setup(release, overlap=True, page_size=16, budget=32, topk=8),
+            Setup(release, overlap=True, page_size=16, budget="1:32,3:6,6:0", topk=8),
             Setup(release, overlap=False, page_size=1),
         ]
     return setups

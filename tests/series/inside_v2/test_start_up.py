@@ -40,8 +40,9 @@ def test_verify_width_and_block_size_are_two_numbers():
     assert numbers(args) == (17, BLOCK, 4)
     assert args.speculative_num_steps == 1 and args.speculative_eagle_topk == 1
     assert not args.disable_overlap_schedule
-    assert numbers(make_args(speculative_ddtree_budget=None, speculative_ddtree_topk=None)) == (33, BLOCK, 8)
+    assert numbers(make_args(speculative_ddtree_budget=None, speculative_ddtree_topk=None)) == (32, BLOCK, 8)
     assert numbers(make_args(speculative_dflash_block_size=5)) == (17, 5, 4)
+    assert numbers(make_args(speculative_ddtree_budget="1:20,9:0")) == (21, BLOCK, 4)
 
 
 @pytest.mark.parametrize(("budget", "widest"), [(3, BLOCK), (16, 17), (32, 33)])
@@ -74,6 +75,9 @@ def test_arguments_built_again_from_their_own_values_are_the_same(changes):
 
 REFUSED = {
     "budget": ({"speculative_ddtree_budget": 0}, "--speculative-ddtree-budget must be at least 1, got 0"),
+    "budget no number": ({"speculative_ddtree_budget": "wide"}, "must be a number, auto, or a table"),
+    "budgets rise": ({"speculative_ddtree_budget": "1:8,4:16"}, "rising numbers of requests and falling budgets"),
+    "no budget for one": ({"speculative_ddtree_budget": "2:8"}, "a table from 1 request on"),
     "topk": ({"speculative_ddtree_topk": 0}, "--speculative-ddtree-topk must be at least 1, got 0"),
     "draft tokens": ({"speculative_num_draft_tokens": 8}, "derives --speculative-num-draft-tokens"),
     "pipeline": ({"pp_size": 2}, "pipeline"),
