@@ -11,8 +11,15 @@ from scripts.gpu.report.documents import table
 
 FOLDER = ROOT / "docs/gpu/releases"
 PAGE = ROOT / "docs/gpu-releases.md"
-SERVERS = ("plain", "dflash", "tree 15", "tree 32")
-GOAL = 1.25  # tree over stock DFLASH, tokens per second, batch 1 and 4
+NAMES = {
+    "plain": "plain",
+    "dflash": "stock DFLASH, triton",
+    "dflash flashinfer": "stock DFLASH",
+    "tree": "DDTREE",
+    "tree narrow": "DDTREE, narrower",
+}
+# Requests at a time from which on the default has the width of "tree narrow".
+NARROW_FROM = 33
 HEAD = """# Releases after 0.5.11, measured on a GPU
 
 Written by `python3 -m scripts.gpu.report.releases` from `docs/gpu/releases/*.json`, which hold command, versions and
@@ -21,8 +28,11 @@ all figures. 0.5.11 has [a page of its own](gpu-results.md). Each release ran fr
 """
 TOKENS = """
 The trained byte-level pair `tests/models/tiny-b16` (block 16) in the shape of Qwen3-8B: the texts and the acceptance of
-the small pair at the cost of an 8B. Whole servers, one GPU, asked in turns; {prompt} prompt tokens, {tokens} generated;
-medians of {rounds} rounds, least and most in brackets. All on triton attention. Bold: the most of a row.
+the small pair at the cost of an 8B. Whole servers, one GPU, asked in turns; {tokens} tokens generated; medians of
+{rounds} rounds, least and most in brackets, then tokens a step and milliseconds a step. All on flashinfer; DDTREE's own
+attention verifies and drafts. DDTREE verifies 32 nodes up to 8 requests at a time, 16 up to 32, 8 up to 64, 4 beyond;
+the narrower one 32, 8, 4 and the root alone. The default takes the wider up to 16 requests and the narrower from 33 on.
+Bold: the most of a row. Last column: the default over the better of plain decoding and stock DFLASH, medians of rounds.
 """
 
 
@@ -36,39 +46,48 @@ def newest(experiment: str) -> dict:
 
 
 def medians(document: dict) -> list[str]:
-    """Tokens per second of a `tokens` document as a table: medians alone."""
+    """Tokens per second of a `tokens` document as a table: medians alone, and the default's widths only."""
     rows = []
-    for batch, mode, by in _by_row(document):
-        best = max(by, key=lambda server: by[server]["per_second"])
-        cells = [f"{by[name]['per_second']:.0f}" for name in SERVERS]
-        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(SERVERS, cells, strict=True)]
-        rows.append((batch, mode, *cells, *(f"{by[name]['over_dflash']:.2f}" for name in ("tree 15", "tree 32"))))
-    head = ("batch", "sampling", "plain", "stock DFLASH", "DDTREE 15", "DDTREE 32", "15 / DFLASH", "32 / DFLASH")
+    for prefix, batch, mode, by in _by_row(document):
+        some = {"plain": by["plain"], "dflash": by["dflash flashinfer"], "tree": default(by, batch)}
+        best = max(some, key=lambda server: some[server]["per_second"])
+        cells = [f"{row['per_second']:.0f}" for row in some.values()]
+        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(some, cells, strict=True)]
+        steps = " / ".join(f"{row['step_ms']:.1f}" for row in some.values())
+        rows.append((f"{prefix:,}", batch, mode, *cells, f"{over_best(some['tree']):.2f}", steps))
+    head = ("prefix", "batch", "sampling", "plain", "stock DFLASH", "DDTREE", "over the better", "ms a step of each")
     return table(head, rows)
 
 
+def default(by: dict, batch: int) -> dict:
+    """Of a row's servers the one that has the default's width for so many requests."""
+    return by["tree narrow" if batch >= NARROW_FROM else "tree"]
+
+
+def over_best(row: dict) -> float:
+    """Tokens per second over those of the best stock server: medians of the rounds' ratios."""
+    return min(row["over"][other] for other in ("plain", "dflash flashinfer"))
+
+
 def ratios(document: dict) -> dict[str, str]:
-    """{"ratio_BUDGET_BATCH": "least to most of tree over stock DFLASH"}, tokens per second, over the ways to sample."""
+    """{"ratio_PREFIX_BATCH": "least to most of the default over the better stock server"} over the ways to sample."""
     found: dict[str, list[float]] = {}
-    for batch, _, by in _by_row(document):
-        for server in ("tree 15", "tree 32"):
-            found.setdefault(f"ratio_{server.split()[1]}_{batch}", []).append(by[server]["over_dflash"])
+    for prefix, batch, _, by in _by_row(document):
+        found.setdefault(f"ratio_{prefix}_{batch}", []).append(over_best(default(by, batch)))
     return {name: f"{min(all_of):.2f} to {max(all_of):.2f}" for name, all_of in found.items()}
 
 
 def spread(document: dict) -> float:
     """The largest distance between the rounds of one cell, as a share of its median."""
-    rows = document["result"]["summary"]
-    return max((row["most"] - row["least"]) / row["per_second"] for row in rows if row["server"] in SERVERS)
+    return max((row["most"] - row["least"]) / row["per_second"] for row in document["result"]["summary"])
 
 
-def _by_row(document: dict) -> list[tuple[int, str, dict]]:
-    """[(batch, way to sample, {server: its figures})], in the order in which they were measured."""
-    rows = document["result"]["summary"]
-    by: dict[tuple[int, str], dict] = {}
-    for row in rows:
-        by.setdefault((row["batch"], row["mode"]), {})[row["server"]] = row
-    return [(batch, mode, of_row) for (batch, mode), of_row in by.items()]
+def _by_row(document: dict) -> list[tuple[int, int, str, dict]]:
+    """[(prefix, batch, way to sample, {server: its figures})]."""
+    by: dict[tuple[int, int, str], dict] = {}
+    for row in document["result"]["summary"]:
+        by.setdefault((row["prefix"], row["batch"], row["mode"]), {})[row["server"]] = row
+    return [(*where, of_row) for where, of_row in by.items()]
 
 
 def measured(document: dict) -> str:
@@ -79,40 +98,24 @@ def measured(document: dict) -> str:
 
 def tokens(document: dict) -> list[str]:
     result = document["result"]
-    rows = result["summary"]
-    servers = ("plain", "dflash", "tree 32", "tree 15")
-    by = {(row["batch"], row["mode"], row["server"]): row for row in rows}
+    servers = [name for name in NAMES if any(row["server"] == name for row in result["summary"])]
     shown = []
-    for batch, mode in dict.fromkeys((row["batch"], row["mode"]) for row in rows):
-        some = {server: by[batch, mode, server] for server in servers}
-        best = max(some, key=lambda server: some[server]["per_second"])
+    for prefix, batch, mode, by in _by_row(document):
+        best = max(by, key=lambda server: by[server]["per_second"])
         cells = []
-        for server, row in some.items():
-            speed = f"{row['per_second']:.0f}"
-            speed = f"**{speed}**" if server == best else speed
+        for server in servers:
+            row = by[server]
+            speed = f"**{row['per_second']:.0f}**" if server == best else f"{row['per_second']:.0f}"
             spread = f"{row['least']:.0f} to {row['most']:.0f}"
             cells.append(f"{speed} ({spread}; {row['accept_length']:.2f}; {row['step_ms']:.1f} ms)")
-        shown.append((batch, mode, *cells, f"{some['tree 32']['over_dflash']:.2f}"))
-    small = [(by[b, m, "tree 32"], by[b, m, "dflash"]) for b, m in dict.fromkeys(row[:2] for row in shown) if b < 16]
-    ratios = [f"{tree['accept_length'] / chain['accept_length']:.2f}" for tree, chain in small]
-    longer = [tree["step_ms"] / chain["step_ms"] - 1 for tree, chain in small]
-    met = sum(float(row[-1]) >= GOAL for row in shown if row[0] in (1, 4))
-    of = sum(row[0] in (1, 4) for row in shown)
-    head = ("batch", "sampling", "plain", "stock DFLASH", "DDTREE 32", "DDTREE 15", "32 / DFLASH")
-    said = TOKENS.format(prompt=result["prompt_tokens"], tokens=result["tokens"], rounds=max(r["rounds"] for r in rows))
-    goal = f"Goal at batch 1 and 4: {GOAL} times stock DFLASH. Met in {met} of {of} rows."
-    given_up = [f"Not measured: {name.partition('-')[2]} (did not start)." for name in result["given up"]]
+        shown.append((f"{prefix:,}", batch, mode, *cells, f"{over_best(default(by, batch)):.2f}"))
+    head = ("prefix", "batch", "sampling", *(NAMES[server] for server in servers), "over the better")
     return [
         f"## Tokens per second, {document['release']}",
-        said,
-        "In brackets also tokens a step and milliseconds a step. 32 / DFLASH: the median of the rounds' ratios.",
-        "",
+        TOKENS.format(tokens=result["tokens"], rounds=max(row["rounds"] for row in result["summary"])),
         *table(head, shown),
         "",
-        " ".join([goal, *given_up]),
-        "",
-        f"What bounds it is acceptance: tree over chain, tokens a step, is {', '.join(ratios)} in these rows, and a "
-        f"step of the tree takes {min(longer):.0%} to {max(longer):.0%} longer.",
+        *(f"- {remark}" for remark in document.get("remarks", [])),
         "",
         measured(document),
         "",
@@ -199,17 +202,23 @@ def cells(documents: list[dict]) -> list[str]:
             last = result["start"][failed[0]].strip().split("\n")[-1]
             shown.append((document["release"], f"none started: `{last}`", "", *[""] * 4))
             continue
-        tree = next(row for row in result["greedy"] if row["server"] == "tree")
         stock = next(row for row in result["greedy"] if row["server"] == "dflash-stock")
-        ps = [f"{result[name][0]['p']:.2g}" if name in result else "not reached" for name in CELLS]
-        texts = f"{tree['differing']} of {tree['prompts']}, {_margin(tree)}"
-        shown.append((document["release"], texts, f"{stock['differing']}, {_margin(stock)}", *ps))
+        for tree in (row for row in result["greedy"] if row["server"].startswith("tree")):
+            server = tree["server"]
+            ps = [_p(result[name], server) if name in result else "not reached" for name in CELLS]
+            texts = f"{tree['differing']} of {tree['prompts']}, {_margin(tree)}"
+            release = document["release"] + (", default widths" if server == "tree-auto" else "")
+            shown.append((release, texts, f"{stock['differing']}, {_margin(stock)}", *ps))
     names = [name for name in documents[0]["result"] if name.startswith("T ")]
     head = ("release", "tree and plain differ", "stock DFLASH and plain", *names)
     lines = ["## Does it serve? Greedy texts and four ways to sample", ""]
     lines += ["Of texts: how many differ and the largest margin. Of sampling: p of 10,000 samples a side.", ""]
     lines += [*table(head, shown), ""]
     return lines + [f"- {document['release']}: {measured(document)}" for document in documents] + [""]
+
+
+def _p(rows: list[dict], server: str) -> str:
+    return f"{next(row['p'] for row in rows if row['server'] == server):.2g}"
 
 
 def _margin(row: dict) -> str:
@@ -222,7 +231,8 @@ NOT_RUN = """## Not run
 - Tensor parallel 2 on GPUs with any release after 0.5.11: no second GPU was to be had. On a CPU two ranks of 0.5.17
   committed the same path in each of 298 steps, and texts and samples were those of one rank
   (`python3 -m scripts.gpu.run --release 0.5.17 --rehearsal tp2`).
-- DFLASH and DDTREE beside flashinfer attention.
+- With today's text of the series, which verifies and drafts by attention of its own: any release but 0.5.17 on a GPU,
+  and of 0.5.17 more than the first two sections' cells and tokens per second. The other sections ran before it.
 - The releases from 0.5.18 on pin a newer torch than the host has; they ran with sglang-kernel 0.4.5, and those from
   0.5.21 on with `SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python`, since their compiled radix tree cannot read that
   torch's tensors.
