@@ -1,6 +1,6 @@
 """Compile the tree's attention for GPUs that are not here, and print what shared memory each variant takes.
 
-Run by a target venv's Python without TRITON_INTERPRET, with the directory of ddtree_attention_kernels.py. A JSON line each.
+Run by a target venv's Python without TRITON_INTERPRET: `compile_attention.py DIRECTORY`, a JSON line a variant.
 """
 
 import importlib.util
