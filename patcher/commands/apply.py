@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from patcher.commands.apply_plan import ApplyOptions, ApplyPlan
-from patcher.commands.findings import Ready, Smoked
+from patcher.commands.findings import Smoked
 from patcher.commands.kernel_gate import check_kernel
-from patcher.commands.node import Node
+from patcher.commands.node import Node, carry_out
 from patcher.commands.rollback import ServerBefore, bring_back_line, leaves_host_alone, roll_back, take_back
 from patcher.errors import DdtreePatchError, Interrupted, RolledBack
 from patcher.installation.session import Session
@@ -152,12 +152,9 @@ class Apply:
         return all(node.action.acts for node in self.unit.nodes)
 
     def _start_and_check(self) -> None:
-        with self.unit.step("restart and wait until ready") as steps:
-            reports = restart(self.unit.of(lambda node: node.restarting(self._wanted(node))))
-            for node, step, report in zip(self.unit.nodes, steps, reports, strict=True):
-                node.result.keep(Ready(report))
-                node.started = report.start_time
-                step.detail = f"process {report.pid} serves the patched files"
+        reports = carry_out(self.unit, self._wanted, "serves the patched files", restart)
+        for node, report in zip(self.unit.nodes, reports, strict=True):
+            node.started = report.start_time
         self.unit.each(self._smoke)
 
     def _wanted(self, node: Node) -> Wanted:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from patcher.commands.findings import Planned, RoundTrips
+from patcher.commands.findings import Planned, Ready, RoundTrips
 from patcher.errors import Conflict
 from patcher.installation.command_line import apply_flags
 from patcher.installation.find import redacted
@@ -15,6 +15,7 @@ from patcher.plan.plan import Plan
 from patcher.plan.server_action import NO_SERVER, ServerAction, ServerFound, decide
 from patcher.report.outcome import HostResult
 from patcher.rollout.unit import Unit
+from patcher.server.readiness import ReadyReport
 from patcher.server.restart import Restart, Wanted
 from patcher.server.server import LEFT_DOWN, Serving
 
@@ -109,6 +110,21 @@ def plan_server(unit: Unit[Node], need: Need, settled: str) -> None:
     found = unit.each(lambda node: node.look(need))
     for node, action in zip(unit.nodes, decide(found, [node.flags for node in unit.nodes], settled), strict=True):
         node.action = action
+
+
+def carry_out(
+    unit: Unit[Node], wanted: Callable[[Node], Wanted], says: str, how: Callable[[Unit[Restart]], list[ReadyReport]]
+) -> list[ReadyReport]:
+    """Do what was decided: start or restart the server on all nodes; gives when each is ready. Raises PhaseFailed.
+
+    `how`: restart, or bring_back where the server is meant to answer as before; `says`: what the process does then.
+    """
+    with unit.step("restart and wait until ready") as steps:
+        reports = how(unit.of(lambda node: node.restarting(wanted(node))))
+        for node, step, report in zip(unit.nodes, steps, reports, strict=True):
+            node.result.keep(Ready(report))
+            step.detail = f"process {report.pid} {says}"
+    return reports
 
 
 def process_of(server: Mapping[str, Any]) -> tuple[int, int]:

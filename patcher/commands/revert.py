@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patcher.commands.node import Node, plan_server
+from patcher.commands.node import Node, carry_out, plan_server
 from patcher.errors import UnsupportedVersion
 from patcher.installation.session import Session
 from patcher.installation.transaction import commit, describe
@@ -92,12 +92,10 @@ class Revert:
             node.serving.service.settled()
 
     def _restart(self) -> None:
-        with self.unit.step("restart and wait until ready") as steps:
-            reports = bring_back(
-                self.unit.of(lambda node: node.restarting(Wanted(False, False, {None}, node.session.committed)))
-            )
-            for step, report in zip(steps, reports, strict=True):
-                step.detail = f"process {report.pid} answers, without the patch"
+        carry_out(self.unit, self._wanted, "answers, without the patch", bring_back)
         for node in self.unit.nodes:
             if node.action.why == LEFT_DOWN:
                 node.result.summary += f"; the server was started again, because {LEFT_DOWN}"
+
+    def _wanted(self, node: Node) -> Wanted:
+        return Wanted(patched=False, sampled=False, identities={None}, younger_than=node.session.committed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from patcher.commands.findings import Ready, ServerPlanned, Smoked
-from patcher.commands.node import Node
+from patcher.commands.findings import ServerPlanned, Smoked
+from patcher.commands.node import Node, carry_out
 from patcher.errors import NotReady, UsageProblem
 from patcher.installation.session import Session
 from patcher.plan.server_action import decide
@@ -32,12 +32,9 @@ class Restart:
 
     def execute(self) -> None:
         self.unit.each(Node.refuse_other_server)
-        with self.unit.step("restart and wait until ready") as steps:
-            reports = restart(self.unit.of(lambda node: node.restarting(self._wanted(node))))
-            for node, step, report in zip(self.unit.nodes, steps, reports, strict=True):
-                step.detail = f"process {report.pid}"
-                node.result.keep(Ready(report))
-                node.result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
+        reports = carry_out(self.unit, self._wanted, "serves", restart)
+        for node, report in zip(self.unit.nodes, reports, strict=True):
+            node.result.summary = f"restarted: process {report.pid} is ready after {report.seconds:.0f} s"
 
     def _find(self, node: Node) -> None:
         node.patched = node.session.receipt is not None

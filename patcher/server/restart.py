@@ -113,9 +113,8 @@ class Restart:
         seen: tuple[int, int] | None = None
         while not over.wait(WATCH_S):
             self.result.tell(f"waiting for {self.host.head}, which answers for this server")
-            server = self.service.live()
-            fresh = server is not None and server["start_time"] >= self.since - CLOCK_SLACK_S
-            process = (server["pid"], server["ticks"]) if server and fresh else None
+            server = self._new()
+            process = (server["pid"], server["ticks"]) if server else None
             why = self.service.failure()
             if (seen and process != seen) or (process is None and why):
                 what = "the new server process of this node died" + (f": {why}" if why else "")
@@ -129,9 +128,14 @@ class Restart:
             self.service.settled()
             return report
 
-    def _started(self) -> ReadyReport:
+    def _new(self) -> dict[str, Any] | None:
+        """The running server, if it was started by now."""
         server = self.service.live()
-        if server is None or server["start_time"] < self.since - CLOCK_SLACK_S:
+        return server if server and server["start_time"] >= self.since - CLOCK_SLACK_S else None
+
+    def _started(self) -> ReadyReport:
+        server = self._new()
+        if server is None:
             raise self._failed("the node's server process did not start anew", "see its log")
         return ReadyReport(
             pid=server["pid"], start_time=server["start_time"], seconds=0.0, warmed={}, listener_verified=False
