@@ -1,4 +1,4 @@
-"""What the answers of host_script.py, and the state that the process adapter keeps on the host, must look like."""
+"""What the answers of agent/server.py, and the state that the process adapter keeps on the host, must look like."""
 
 from __future__ import annotations
 

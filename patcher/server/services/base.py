@@ -47,7 +47,7 @@ class ServiceHost:
     venv_named: bool = True
 
     def script(self, op: str, *, timeout: float = 60.0, **request: Any) -> dict[str, Any]:
-        """One operation of host_script.py on the host; raises NotReady, BadAnswer, or AuthenticationProblem."""
+        """One operation of agent/server.py on the host; raises NotReady, BadAnswer, or AuthenticationProblem."""
         reply = self.ask(
             "run_python",
             source=HOST_SCRIPT.read_text(encoding="utf-8"),
