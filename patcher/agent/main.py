@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+import zlib
 
 from .commit import commit
 from .failures import Refusal, os_refusal
@@ -38,7 +39,7 @@ def answer(request: dict) -> dict:
 
 def main() -> None:
     os.umask(0o022)
-    request = json.loads(sys.stdin.buffer.read())  # cut short, it does not parse, and nothing is done
+    request = json.loads(zlib.decompress(sys.stdin.buffer.read()))  # cut short, it raises, and nothing is done
     try:
         reply = answer(request)
     except Refusal as refusal:
@@ -56,7 +57,7 @@ def main() -> None:
                 "detail": traceback.format_exc(),
             }
         }
-    data = json.dumps(reply).encode()
+    data = zlib.compress(json.dumps(reply).encode())
     try:
         sys.stdout.buffer.write(b"\n<<ddtree-agent %s %d>>\n" % (request["nonce"].encode(), len(data)) + data + b"\n")
         sys.stdout.buffer.flush()

@@ -44,6 +44,7 @@ from ddtree_agent.main import main
 main()
 """
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
+MAX_REPLY = 256 << 20  # bytes; a host's reply may not unpack to more
 SENT_ALONE = ("kernel_probe", "server")  # scripts of their own
 
 
@@ -77,7 +78,7 @@ def call_agent(
     """
     nonce = secrets.token_hex(16)
     source = _source()
-    sent = json.dumps({"who": _who(), **request, "nonce": nonce}).encode()
+    sent = zlib.compress(json.dumps({"who": _who(), **request, "nonce": nonce}).encode())
     done = connection.run(
         [python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout, on_stderr=on_stderr
     )
@@ -119,9 +120,13 @@ def _unframe(stdout: bytes, nonce: str) -> bytes | None:
 
 
 def _parsed(frame: bytes, host: str) -> dict[str, Any]:
+    unpacking = zlib.decompressobj()
     try:
-        reply = json.loads(frame)
-    except (ValueError, RecursionError) as error:
+        data = unpacking.decompress(frame, MAX_REPLY)
+        if not unpacking.eof:
+            raise replies.bad_answer("(it is cut short, or too long)", host)
+        reply = json.loads(data)
+    except (zlib.error, ValueError, RecursionError) as error:
         raise replies.bad_answer(f"(it cannot be read: {error})", host) from error
     if not isinstance(reply, dict):
         raise replies.bad_answer("(no object)", host)

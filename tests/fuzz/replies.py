@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -140,7 +141,7 @@ class HostileHost(LocalConnection):
 
     def _run(self, argv, input, timeout, on_stderr):
         size = int(argv[4])
-        request = json.loads(input[size:])
+        request = json.loads(zlib.decompress(input[size:]))
         nonce = request.pop("nonce")
         key = json.dumps(request, sort_keys=True)
         if key not in self.known:
@@ -158,8 +159,9 @@ class HostileHost(LocalConnection):
             return {"rc": 0, "stdout": json.dumps(SCRIPT.get(asked.get("op"), PROBE)), "stderr": ""}
         request = {**request, "site_packages": str(self.site), "nonce": "0" * 32}
         argv = [sys.executable, "-I", "-c", BOOTSTRAP, str(len(agent))]
-        done = super()._run(argv, agent + json.dumps(request).encode(), 600, lambda piece: None)
-        reply = json.loads(re.search(rb"<<ddtree-agent 0{32} \d+>>\n(.*)\n", done.stdout)[1])
+        done = super()._run(argv, agent + zlib.compress(json.dumps(request).encode()), 600, lambda piece: None)
+        framed = re.search(rb"<<ddtree-agent 0{32} \d+>>\n(.*)\n", done.stdout, re.DOTALL)
+        reply = json.loads(zlib.decompress(framed[1]))
         return reply | ({"interpreter": INTERPRETER} if op == "inspect" else {})
 
     def _lie(self, reply: bytes, nonce: str) -> Completed:
@@ -173,12 +175,13 @@ class HostileHost(LocalConnection):
                 value = altered(rng, value)
             return self._framed(json.dumps(value).encode(), nonce)
         if kind == 10:
-            return self._framed(rng.choice(FRAMES), nonce)
+            return self._framed(rng.choice(FRAMES), nonce, compressed=rng.random() < 0.5)
         framed = self._framed(reply, nonce).stdout
         return Completed(rng.choice((0, 1, 126, 127, 255, -9)), damaged(rng, framed), rng.choice((b"", b"\xff\x1b[2J")))
 
     @staticmethod
-    def _framed(reply: bytes, nonce: str) -> Completed:
+    def _framed(reply: bytes, nonce: str, compressed: bool = True) -> Completed:
+        reply = zlib.compress(reply) if compressed else reply
         return Completed(0, b"noise\n<<ddtree-agent %s %d>>\n%s\n" % (nonce.encode(), len(reply), reply), b"")
 
 
