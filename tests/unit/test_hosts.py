@@ -25,7 +25,6 @@ def test_example_is_valid_and_names_the_documented_host():
     assert host.address == "10.1.2.200"
     assert host.service.args == {
         "--speculative-algorithm": "DDTREE",
-        "--speculative-ddtree-budget": "32",
         "--attention-backend": "triton",
     }
     assert (host.endpoint.host, host.endpoint.port, host.ready.deadline, host.kernels.require) == (
