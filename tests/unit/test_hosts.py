@@ -23,10 +23,7 @@ def test_example_is_valid_and_names_the_documented_host():
     config = load_config(EXAMPLE)
     (host,) = config.select(["10.1.2.200"])
     assert host.address == "10.1.2.200"
-    assert host.service.args == {
-        "--speculative-algorithm": "DDTREE",
-        "--attention-backend": "triton",
-    }
+    assert host.service.args == {"--speculative-algorithm": "DDTREE", "--attention-backend": "triton"}
     assert (host.endpoint.host, host.endpoint.port, host.ready.deadline, host.kernels.require) == (
         "127.0.0.1",
         None,
