@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import traceback
 import zlib
+from collections.abc import Callable
 
-from .commit import commit
 from .failures import Refusal, os_refusal
-from .journal import recover
-from .look import forget, history, inspect, state
-from .missing import noted
-from .processes import launchers
-from .programs import run_python
-from .site import Site
-
-OPERATIONS = {
-    "inspect": inspect,
-    "commit": commit,
-    "forget": forget,
-    "history": history,
-    "state": state,
-    "run_python": run_python,
-}
+from .operations import ON_A_SITE, ON_THE_HOST, SITE_ENTRY
 
 
 def answer(request: dict) -> dict:
-    if request["op"] == "processes":
-        return {"processes": launchers(), "missing": noted()}
-    site = Site(request.get("package") or "sglang", request.get("site_packages"))
-    before = recover(site, request.get("who", ""))
-    if request["op"] == "recover":
-        return before
-    return {**OPERATIONS[request["op"]](site, request), "recovered": before["recovered"], "left": before["left"]}
+    """What the operation replies. Only the modules that it needs are there."""
+    op = request["op"]
+    if op in ON_THE_HOST:
+        return _function(ON_THE_HOST[op], op)(request)
+    return _function(SITE_ENTRY, "on_site")(_function(ON_A_SITE[op], op), request)
+
+
+def _function(module: str, name: str) -> Callable[..., dict]:
+    return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
 def main() -> None:

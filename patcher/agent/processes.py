@@ -9,6 +9,12 @@ import time
 from .failures import user_name
 from .files import read
 from .keepers import keeper_of
+from .missing import noted
+
+
+def processes(request: dict) -> dict:
+    """The servers that run, and those that are missing."""
+    return {"processes": launchers(), "missing": noted()}
 
 
 def launchers() -> list[dict]:

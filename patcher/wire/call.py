@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import getpass
 import json
@@ -9,11 +10,12 @@ import re
 import secrets
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from patcher import errors
+from patcher.agent.operations import modules_of
 from patcher.ssh.connection import Completed, Connection
 from patcher.typed import Frozen, Misfit, typed
 from patcher.wire import replies
@@ -45,7 +47,7 @@ main()
 """
 ANY_PYTHON = "python3"  # what runs the agent on a host while its environment is not known yet
 MAX_REPLY = 256 << 20  # bytes; a host's reply may not unpack to more
-SENT_ALONE = ("kernel_probe", "server")  # scripts of their own
+AGENT = Path(__file__).parents[1] / "agent"
 
 
 class AgentError(Frozen):
@@ -77,7 +79,7 @@ def call_agent(
     NoInstallation when PYTHON is not there or too old; DdtreePatchError with a trace for a bug of the agent.
     """
     nonce = secrets.token_hex(16)
-    source = _source()
+    source = _source(request["op"])
     sent = zlib.compress(json.dumps({"who": _who(), **request, "nonce": nonce}).encode())
     done = connection.run(
         [python, "-I", "-c", BOOTSTRAP, str(len(source))], input=source + sent, timeout=timeout, on_stderr=on_stderr
@@ -92,18 +94,37 @@ def call_agent(
 
 
 @functools.cache
-def _source() -> bytes:
-    """The agent's modules and what imports them from memory, as one Python text: nothing is written on the host.
+def _source(op: str) -> bytes:
+    """The modules that an operation needs and what imports them from memory, as one Python text.
 
-    Compressed: it is sent with each request, and on a slow line it is most of what is.
+    Nothing is written on the host. Compressed: it is sent with each request, and on a slow line it is most of what is.
     """
-    folder = Path(__file__).parents[1] / "agent"
-    modules = {
-        path.stem: path.read_text(encoding="utf-8")
-        for path in sorted(folder.glob("*.py"))
-        if path.stem not in SENT_ALONE
-    }
+    modules = {name: _text(name) for name in sorted({"__init__", *_with_imports(modules_of(op))})}
     return zlib.compress(LOADER.replace("MODULES", repr(modules)).encode(), 9)
+
+
+def _with_imports(names: Iterable[str]) -> set[str]:
+    """These modules of the agent, and all that they import of it."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += _imports(name)
+    return found
+
+
+@functools.cache
+def _imports(name: str) -> list[str]:
+    """The modules of the agent that a module of it imports."""
+    imports = [node for node in ast.walk(ast.parse(_text(name))) if isinstance(node, ast.ImportFrom) and node.level]
+    return [module for node in imports for module in ([node.module] if node.module else [to.name for to in node.names])]
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (AGENT / f"{name}.py").read_text(encoding="utf-8")
 
 
 def _who() -> str:
