@@ -7,7 +7,8 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from .files import read
+from . import proc
+from .proc import Stat, control_groups
 from .programs import run_child
 
 # By their process names; all of them start their programs as children of their own.
@@ -39,7 +40,7 @@ def _container(pid: int) -> dict | None:
         inside = os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     except OSError:  # another account's process does not show it
         return None
-    return {"kind": "container", "name": "a container"} if inside and of_engine(_cgroups(pid)) else None
+    return {"kind": "container", "name": "a container"} if inside and of_engine(control_groups(pid)) else None
 
 
 def of_engine(cgroups: str) -> bool:
@@ -54,15 +55,16 @@ def _supervisor(pid: int) -> dict | None:
     ended up below a supervisor because that is process 1 is in its own session as well.
     """
     line = list(_line(pid))
-    for below, above in zip(line, line[1:]):
-        kind = SUPERVISORS.get(above["name"])
+    for (below_pid, below), (above_pid, above) in zip(line, line[1:]):
+        program = _program(above_pid, above)
+        kind = SUPERVISORS.get(program)
         if kind:
             # supervisord leaves its programs in its own session; the others may begin one for each.
             own = above if kind == "supervisor" else below
             # It gives each program a process group, which an orphan that it was given, as process 1 say, does not lead.
-            is_program = kind != "supervisor" or below["pgid"] == below["pid"]
-            name = f"{above['name']} (process {above['pid']})"
-            return {"kind": kind, "name": name} if is_program and line[0]["sid"] == own["sid"] else None
+            is_program = kind != "supervisor" or below.group == below_pid
+            name = f"{program} (process {above_pid})"
+            return {"kind": kind, "name": name} if is_program and line[0][1].session == own.session else None
     return None
 
 
@@ -72,7 +74,7 @@ def _unit(pid: int) -> dict | None:
     To be in a unit's control group alone says little: without logind all that ssh starts is in that of ssh.service.
     Nor does a session alone: what a job of atd left behind is in that of atd.
     """
-    unit, scope = unit_of(_cgroups(pid))
+    unit, scope = unit_of(control_groups(pid))
     line = list(_line(pid))
     if not unit or not line or not shutil.which("systemctl"):
         return None
@@ -83,7 +85,7 @@ def _unit(pid: int) -> dict | None:
         SYSTEMCTL_S,
     )
     shown = dict(line.split("=", 1) for line in reply["stdout"].split("\n") if "=" in line)
-    main = [str(process["pid"]) for process in line if process["pid"] in (pid, line[0]["sid"])]
+    main = [str(above) for above, _ in line if above in (pid, line[0][1].session)]
     if shown.get("MainPID") not in main or shown.get("Restart") in (None, "", "no"):
         return None
     return {"kind": " ".join(["systemd", *scope]), "name": unit}
@@ -103,27 +105,17 @@ def unit_of(cgroups: str) -> tuple[str, list[str]]:
     return units[-1], ["--user"] if any(unit.startswith("user@") for unit in units[:-1]) else []
 
 
-def _cgroups(pid: int) -> str:
-    return (read(f"/proc/{pid}/cgroup") or b"").decode("utf-8", "replace")
-
-
-def _line(pid: int) -> Iterator[dict]:
+def _line(pid: int) -> Iterator[tuple[int, Stat]]:
     """The process, its parent, and so on upwards."""
-    process = _stat(pid)
+    process = proc.stat(pid)
     while process:
-        yield process
-        process = _stat(process["parent"])
+        yield pid, process
+        pid = process.parent
+        process = proc.stat(pid)
 
 
-def _stat(pid: int) -> dict | None:
-    """None when it has ended, or is another account's and hidden; process 0 is none."""
-    data = read(f"/proc/{pid}/stat")
-    if data is None:
-        return None
-    head, tail = os.fsdecode(data).rsplit(")", 1)
-    name, fields = head.split("(", 1)[1], tail.split()
-    if name.startswith("python"):  # a script that was not started by its own name
-        words = (read(f"/proc/{pid}/cmdline") or b"").split(b"\0")
-        script = os.fsdecode(os.path.basename(words[1])) if len(words) > 1 else ""
-        name = script if script in SUPERVISORS else name
-    return {"pid": pid, "name": name, "parent": int(fields[1]), "pgid": int(fields[2]), "sid": int(fields[3])}
+def _program(pid: int, process: Stat) -> str:
+    """A process's name, or that of a supervisor which is a script and was not started by its own name."""
+    words = proc.command_line(pid) if process.name.startswith("python") else []
+    script = os.path.basename(words[1]) if len(words) > 1 else ""
+    return script if script in SUPERVISORS else process.name

@@ -12,21 +12,13 @@ from collections.abc import Iterator
 
 from .failures import Refusal, os_refusal, translated
 from .files import opened, read, remove_empty, sync_directory, unlink
+from .proc import start_ticks
 from .site import Site
 from .steps import step
 
 
 def boot_id() -> str:
     return (read("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
-
-
-def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, None when it does not run."""
-    data = read(f"/proc/{pid}/stat")
-    if data is None:
-        return None
-    fields = data.rsplit(b")", 1)[1].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def lock_holder(site: Site) -> dict | None:

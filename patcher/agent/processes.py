@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 
+from . import proc
 from .failures import user_name
-from .files import read
 from .keepers import keeper_of
 from .missing import noted
 
@@ -19,14 +18,12 @@ def processes(request: dict) -> dict:
 
 def launchers() -> list[dict]:
     """The launcher processes of all servers, not the children that these start."""
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
-                process = _look_at(int(name), boot)
-                if process:
-                    found[process["pid"]] = process
+    for pid in proc.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            process = _look_at(pid)
+            if process:
+                found[pid] = process
     servers = [process for process in found.values() if process.pop("parent") not in found]
     return [{**process, "keeper": keeper_of(process["pid"])} for process in servers]
 
@@ -51,21 +48,21 @@ def is_launcher(argv: list[str]) -> bool:
     return False
 
 
-def _look_at(pid: int, boot: float) -> dict | None:
-    argv = [os.fsdecode(part) for part in _proc(pid, "cmdline").split(b"\0")[:-1]]
-    if not is_launcher(argv):
+def _look_at(pid: int) -> dict | None:
+    argv = proc.command_line(pid)
+    stat = proc.stat(pid) if is_launcher(argv) else None
+    if stat is None:
         return None
-    fields = _proc(pid, "stat").rsplit(b")", 1)[1].split()
-    exe, cwd, log = _link(pid, "exe"), _link(pid, "cwd"), _link(pid, "fd/1")
+    exe, cwd, log = proc.link(pid, "exe"), proc.link(pid, "cwd"), proc.link(pid, "fd/1")
     env = _environment(pid)
     python = _interpreter(argv[0], cwd, exe, env)
     prefix = os.path.dirname(os.path.dirname(python)) if python else None
     return {
         "pid": pid,
-        "parent": int(fields[1]),
-        "pgid": int(fields[2]),
-        "sid": int(fields[3]),
-        "start_time": boot + int(fields[19]) / os.sysconf("SC_CLK_TCK"),
+        "parent": stat.parent,
+        "pgid": stat.group,
+        "sid": stat.session,
+        "start_time": proc.start_time(stat.ticks),
         "argv": argv,
         "exe": exe,
         "cwd": cwd,
@@ -80,21 +77,9 @@ def _look_at(pid: int, boot: float) -> dict | None:
     }
 
 
-def _proc(pid: int, name: str) -> bytes:
-    with open(f"/proc/{pid}/{name}", "rb") as file:
-        return file.read()
-
-
-def _link(pid: int, name: str) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/{name}")
-    except OSError:
-        return None  # another user's process, or it has none
-
-
 def _environment(pid: int) -> dict[str, str]:
     try:
-        parts = _proc(pid, "environ").split(b"\0")
+        parts = proc.environment(pid).split(b"\0")
     except PermissionError:
         return {}
     return dict(os.fsdecode(part).split("=", 1) for part in parts if b"=" in part)
@@ -136,14 +121,5 @@ def _source_root(argv: list[str], cwd: str | None, env: dict[str, str]) -> str |
 
 def _listening(pid: int) -> list[int]:
     """TCP ports on which the process itself listens."""
-    try:
-        mine = {_link(pid, f"fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
-    except PermissionError:
-        return []
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in (read(f"/proc/{pid}/net/{table}") or b"").split(b"\n")[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == b"0A" and f"socket:[{fields[9].decode()}]" in mine:
-                ports.add(int(fields[1].rsplit(b":", 1)[1], 16))
-    return sorted(ports)
+    mine = proc.sockets(pid)
+    return sorted({port for inode, port in proc.listening(pid).items() if inode in mine}) if mine else []
